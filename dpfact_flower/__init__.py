@@ -1,7 +1,7 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-Each public name is imported when it is first used. Flower starts a new process at a site for every
-message, and late imports let this process start quickly.
+Public names are imported on first use. Flower launches a new process at a site for every message,
+and lazy imports let each process begin quickly.
 """
 
 from __future__ import annotations

@@ -1,87 +1,87 @@
 """The errors that this package raises on purpose.
 
-An error's text never contains a value that belongs to a patient, so the site may log it. Flower
-passes the text of an exception to the server verbatim, so only the `code` may leave a site.
+The text of an error never contains a patient's data, so the site may log this text. Flower passes
+the text of an exception to the server verbatim, so only the `code` may leave a site.
 """
 
 from typing import ClassVar
 
 CODE_PREFIX = "dpfact:"
-"""Prefix of an error code in a text that leaves a site."""
+"""Prefix of an error code in a text sent by a site."""
 _MOST_SHOWN = 80
 """Maximum number of characters that an error quotes from a value, which may be hostile."""
 _MOST_HEARD = 300
-"""Maximum number of characters to use from a text that the other side has sent."""
+"""Maximum number of characters that are kept of a received text."""
 
 
 class DPFactError(Exception):
-    """Base class of all errors raised on purpose. The `code` is safe to send to a server."""
+    """Base class of the errors that this package raises. The `code` is safe to send to a server."""
 
     code: ClassVar[str] = "internal"
 
 
 class DataError(DPFactError, ValueError):
-    """Error for a table, tensor, vocabulary or model that cannot be used."""
+    """Raised when a table, tensor, vocabulary or model cannot be used."""
 
     code = "data"
 
 
 class SettingsError(DPFactError, ValueError):
-    """Error for a setting that is unknown, of the wrong type, out of range or inconsistent."""
+    """Raised when a setting is unknown, of the wrong type, out of range or inconsistent."""
 
     code = "settings"
 
 
 class MessageError(DPFactError, ValueError):
-    """Error for a received message that does not follow the protocol."""
+    """Raised when a received message does not follow the protocol."""
 
     code = "message"
 
 
 class StateError(DPFactError, RuntimeError):
-    """Error for state on disk that is missing, damaged or from another run."""
+    """Raised when state on disk is missing, damaged or from another run."""
 
     code = "state"
 
 
 class DivergenceError(DPFactError, ArithmeticError):
-    """Error for a solver that cannot reduce its objective with any step size."""
+    """Raised when a solver cannot reduce its objective with any step size."""
 
     code = "divergence"
 
 
 class PrivacyRefusedError(DPFactError, PermissionError):
-    """Error for a release that the site's own privacy settings do not allow."""
+    """Raised when the site's own privacy settings do not allow a release."""
 
     code = "privacy-refused"
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Error for a round that failed after patients' data was read. All causes share one code."""
+    """Raised when a round fails after patients' data was read. All causes share one code."""
 
     code = "failed"
 
 
 class LateError(DPFactError, TimeoutError):
-    """Error for a round that has ended, or will end before the site may send its reply."""
+    """Raised when a round has ended, or will end before the site may send its reply."""
 
     code = "late"
 
 
 class QuorumError(DPFactError, RuntimeError):
-    """Error for a run that cannot continue because too few sites have answered."""
+    """Raised when a run cannot continue because too few sites have answered."""
 
     code = "quorum"
 
 
 class MissingDependencyError(DPFactError, ImportError):
-    """Error for a call that needs an optional dependency that is not installed."""
+    """Raised when a call needs an optional dependency that is not installed."""
 
     code = "dependency"
 
 
 def code_in(reason: str) -> str:
-    """Return the error code that a site's message contains, or "" if it contains none."""
+    """Return the error code in a site's message, or "" if the message contains no code."""
     return reason.partition(CODE_PREFIX)[2].partition(" ")[0]
 
 
@@ -91,7 +91,7 @@ def shown(value: object) -> str:
         value = value[:_MOST_SHOWN]  # no need to format characters that will be cut off
     try:
         text = repr(value)
-    except Exception:  # an integer with too many digits, or a foreign class
+    except Exception:  # an integer with too many digits, or a class with a broken repr
         text = type(value).__name__
     if not text.isprintable():
         text = ascii(text)

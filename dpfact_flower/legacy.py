@@ -1,4 +1,4 @@
-"""DPFact for deployments that still use `flwr.server.strategy` and ServerAppComponents."""
+"""DPFact for deployments that use `flwr.server.strategy` and ServerAppComponents."""
 
 import math
 import time
@@ -25,12 +25,12 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class DPFact(Strategy):
-    """DPFact's server as a legacy Flower strategy. Parameters are those of `dpfact_flower.DPFact`.
+    """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
 
     In Flower's ``ServerConfig``, set the number of rounds to ``coordinator.rounds``, for which the
     privacy budget is planned. After a resume, set it to the number of remaining rounds. Also set
-    ``round_timeout`` there, because Flower itself enforces the deadline in this API. The number of
-    bytes recorded for a round is the size of its serialised arrays.
+    ``round_timeout`` there, because Flower itself enforces the deadline in this API. The bytes
+    recorded for a round are those of its serialised arrays.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
@@ -70,7 +70,7 @@ class DPFact(Strategy):
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
         number = self._resumed + server_round
-        if not clients:  # Flower then does not call `aggregate_fit`
+        if not clients:  # in this case, Flower does not call `aggregate_fit`
             self.coordinator.close_round(number, [], [])
             return []
         self.coordinator.begin()

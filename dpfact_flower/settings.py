@@ -2,7 +2,7 @@
 
 Settings come from Flower's run config or node config, from a message, or from the command line. In
 each case, `from_config` builds a settings object. Configs and the command line use hyphens, as
-Flower does: the field ``round_timeout`` is the key ``round-timeout``.
+Flower does: the field ``round_timeout`` has the key ``round-timeout``.
 """
 
 import dataclasses
@@ -55,11 +55,11 @@ class Settings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse combinations of values that cannot work. Each subclass defines its own."""
+        """Refuse combinations of values that cannot work. Subclasses override this method."""
 
     @classmethod
     def names(cls) -> list[str]:
-        """Return the config keys of this class, with hyphens."""
+        """Return this class's config keys, with hyphens."""
         return [_key(field.name) for field in dataclasses.fields(cls)]
 
     @classmethod
@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """Settings for a site's computation on its own data. Symbols are those of the paper."""
+    """Settings for a site's computation on its own data, with the paper's symbols."""
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
@@ -85,29 +85,29 @@ class SolverSettings(Settings):
         "with refine-rounds = 0; or your own", NAME,
     )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
-        "patient", "fit counts as they are, or each patient's scaled to norm 1"
+        "patient", "fit counts as they are, or each patient's counts scaled to norm 1"
     )
     tau: int = setting(1, "local passes over the data per round", "[1, 10000]")
     eta: float = setting(
-        _STEP, "largest step size of psgd, and of the server's elastic pull; in paper mode the "
+        _STEP, "largest step size of psgd and of the server's elastic updates; in paper mode, the "
         "paper's 0.01 unless gamma is given", "[1e-08, 1]",
     )  # fmt: skip
     gamma: float = setting(
-        -1.0, "elastic weight as the paper has it; below 0 it is relative, see relative-elastic, "
-        "or in paper mode the paper's 5", "[-1, inf)",
+        -1.0, "elastic weight as in the paper; below 0: relative (see relative-elastic), or in "
+        "paper mode the paper's 5", "[-1, inf)",
     )  # fmt: skip
     relative_elastic: float = setting(
-        1.0, "elastic weight relative to how steeply a site's error rises, if gamma is below 0; "
+        1.0, "elastic weight relative to the curvature of a site's error, if gamma is below 0; "
         "psgd applies 0.3 of it", "[0, inf)",
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", "[0, inf)")
     relative_l21: float = setting(
-        0.1, "not psgd: l2,1 weight relative to a site's average column; 0 uses mu", "[0, inf)"
+        0.1, "not psgd: l2,1 weight relative to a site's average column; 0: use mu", "[0, inf)"
     )
     mu_from_round: int = setting(
-        0, "round from which mu and relative-l21 act; 0: after half of the rounds", "[0, inf)"
+        0, "round from which mu and relative-l21 apply; 0: after half of the rounds", "[0, inf)"
     )
-    nonnegative: bool = setting(True, "keep every factor non-negative, so weights are readable")
+    nonnegative: bool = setting(True, "keep factors non-negative, so weights are interpretable")
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
@@ -135,49 +135,49 @@ class PrivacySettings(Settings):
         "none: no protection",
     )  # fmt: skip
     epsilon: float = setting(
-        4.0, "epsilon of all rounds; per patient, or per entry in paper mode", "(0, 1e+06]"
+        4.0, "total epsilon of all rounds, per patient (in paper mode: per entry)", "(0, 1e+06]"
     )
-    delta: float = setting(1e-5, "delta of every epsilon", "(0, 1)")
+    delta: float = setting(1e-5, "delta for every epsilon", "(0, 1)")
     rho: float = setting(
-        0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", "[0, 100]"
+        0.0, "paper: zCDP cost of one factor in one round; 0: planned from epsilon", "[0, 100]"
     )
     noise_seed: int = setting(
-        -1, "-1: noise from the operating system; any other: simulation only, not private",
+        -1, "-1: noise from the operating system; other: simulation only, not private",
         "[-1, 4611686018427387904]",
     )  # fmt: skip
     patients: int = setting(
-        0, "patient: public estimate of the number of all patients; 0: unknown", "[0, 1000000000]"
+        0, "patient: public estimate of the total number of patients; 0: unknown", "[0, 1000000000]"
     )
     start_share: float = setting(
-        0.0, "patient: share of the budget for the start; 0 plans it", "[0, 1]"
+        0.0, "patient: share of the budget for the start; 0: planned", "[0, 1]"
     )
     refine_rounds: int = setting(
-        -1, "patient: rounds of refinement, each over all modes; -1 plans them",
+        -1, "patient: refinement rounds, each over all modes; -1: planned",
         f"[-1, {MOST_REFINEMENTS}]",
     )  # fmt: skip
     bound: float = setting(
-        0.0, "patient: norm, at least 0.001, to which a patient's part of a refinement is clipped; "
-        "0 plans it", "[0, 1]",
+        0.0, "patient: norm (at least 0.001) to which a patient's part of a refinement is clipped; "
+        "0: planned", "[0, 1]",
     )  # fmt: skip
     codes: str = setting(
-        "", "patient: codes to keep of each mode (as 202x316), by a noisy count that is charged; "
-        "empty keeps all", r"\d{1,9}(x\d{1,9})*",
+        "", "patient: number of codes to keep in each mode (such as 202x316), by a charged noisy "
+        "count; empty: all", r"\d{1,9}(x\d{1,9})*",
     )  # fmt: skip
-    codes_share: float = setting(0.05, "patient: share of the budget for that count", "(0, 0.5]")
+    codes_share: float = setting(0.05, "patient: budget share of the code counts", "(0, 0.5]")
     secure_sums: bool = setting(
-        False, "patient: the server learns sums over sites, and sites share one noise"
+        False, "patient: the server learns sums over sites, and the sites share the noise"
     )
     secure_sites: int = setting(
-        0, "secure sums: sites that take part; 0 takes the run's sites", "[0, 1000]"
+        0, "secure sums: number of sites that take part; 0: as in `sites`", "[0, 1000]"
     )
     secure_colluding: int = setting(
-        -1, "secure sums: most sites that collude with the server; -1: a tenth", "[-1, 1000]"
+        -1, "secure sums: most sites that may collude with the server; -1: a tenth", "[-1, 1000]"
     )
     secure_dropouts: int = setting(
         -1, "secure sums: most sites that may be lost in a round; -1: a tenth", "[-1, 1000]"
     )
     secure_slots: int = setting(
-        0, "secure sums: groups of sites that the server sees; 0 plans them", f"[0, {MOST_SLOTS}]"
+        0, "secure sums: number of site groups the server sees; 0: planned", f"[0, {MOST_SLOTS}]"
     )
 
     def check_solver(self, solver: SolverSettings) -> None:
@@ -199,10 +199,10 @@ class PrivacySettings(Settings):
             )
 
     def resolved(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver's settings as they apply in this privacy mode.
+        """Return the solver's settings, adapted to this privacy mode.
 
         Paper mode uses the paper's elastic weight, because the paper's claim rules out weights that
-        depend on patients' data. Paper mode also replaces the default step by the paper's step.
+        depend on patients' data. Paper mode also replaces the default step size with the paper's.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -210,13 +210,13 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver's settings for sites. In patient mode, only the server uses `loss`."""
+        """Return the solver's settings for sites, which do not use `loss` in patient mode."""
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 
     @property
     def default_rule(self) -> str:
-        """Name of the privacy mode's default rule, which applies if the run names no rule."""
+        """Name of the privacy mode's default rule, for runs that name no rule."""
         return "patient" if self.privacy == "patient" else "elastic"
 
     @property
@@ -250,16 +250,16 @@ class RunSettings(Settings):
     """The server's settings for a federated run."""
 
     rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
-    seed: int = setting(0, "public seed of the start and of the visiting order", "[0, 2147483648]")
+    seed: int = setting(0, "public seed for the start and the visiting order", "[0, 2147483648]")
     job: str = setting("", "name under which sites keep their state (default: random)", NAME)
-    sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", "[0, inf)")
+    sites: int = setting(0, "number of sites to wait for before round 1; 0: the quorum", "[0, inf)")
     min_sites: int = setting(1, "quorum: fewer replies leave the model unchanged", "[1, inf)")
     round_timeout: float = setting(
-        600.0, "seconds a site has for one round; also the message's time to live", "(0, 604800]"
+        600.0, "seconds that a site has to reply; also the message's time to live", "(0, 604800]"
     )
     wait_timeout: float = setting(300.0, "seconds to wait for the quorum to connect", "(0, 86400]")
     grace: float = setting(
-        0.0, "sync: seconds a round lasts beyond the quorum's time in earlier rounds; 0: until "
+        0.0, "sync: seconds that a round lasts beyond the quorum's longest time so far; 0: until "
         "round-timeout", "[0, 604800]",
     )  # fmt: skip
     aggregation: Literal["sync", "async"] = setting(
@@ -271,21 +271,21 @@ class RunSettings(Settings):
         "would; leave-out: begin without the rest",
     )  # fmt: skip
     rule: str = setting(
-        "", "elastic, patient, or a registered one; empty: that of the privacy mode", NAME
+        "", "elastic, patient, or a registered rule; empty: the privacy mode's own", NAME
     )
     start: Literal["auto", "cooccurrence", "random"] = setting(
         "auto", "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
         "seed; auto: pairs if mode and rounds fit",
     )  # fmt: skip
     elastic_step: float = setting(
-        0.0, "server's elastic step per site; 0: eta * gamma with psgd where gamma is given, else "
-        "the mean of the sites", "[0, 1]",
+        0.0, "server's elastic step per site; 0: eta * gamma for psgd with a given gamma, else the "
+        "sites' mean", "[0, 1]",
     )  # fmt: skip
     shrink: float = setting(
-        1.0, "patient: soft threshold of refined factors, in deviations of the noise", "[0, 10]"
+        1.0, "patient: soft threshold for refined factors, in noise standard deviations", "[0, 10]"
     )
     auto_rank: bool = setting(
-        False, "patient: use at most rank phenotypes, as many as the start shows to be distinct "
+        False, "patient: use only as many of the rank phenotypes as the start shows to be distinct "
         "and probably real",
     )  # fmt: skip
 
@@ -306,7 +306,7 @@ class AppSettings(Settings):
     """Settings of the Flower App: where a run reads its data and writes its results."""
 
     data: str = setting(
-        "synthetic:demo", "simulation: a folder of `dpfact data`, or synthetic:PRESET; else empty"
+        "synthetic:demo", "simulation: a folder from `dpfact data`, or synthetic:PRESET; else empty"
     )
     vocabulary: str = setting(
         "", "deployment: the public code lists, one .json per feature mode, separated by commas"
@@ -322,14 +322,14 @@ class AppSettings(Settings):
 
     @property
     def sites_folder(self) -> Path:
-        """Folder of the sites' own files in a simulation. It is always outside the run's folder."""
+        """Folder for the sites' own files in a simulation, always outside the run's folder."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")
 
     @property
     def cohort_folder(self) -> Path:
-        """Folder of the sites' data in a simulation, to which synthetic data is written."""
+        """Folder with the sites' data in a simulation. Synthetic data is written to this folder."""
         if self.synthetic_preset:
             return self.sites_folder / f"data-{self.synthetic_preset}"
         return Path(self.data).expanduser().resolve()
@@ -356,41 +356,41 @@ class SiteSettings(Settings):
     """A hospital's own settings (the node config)."""
 
     site: str = setting("", "this site's public name (default: the name in its data file)", NAME)
-    data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
-    data_site: str = setting("", "the name in the data file, where it differs from `site`", NAME)
+    data_path: str = setting("", "the site's .npz file, written by `dpfact data`")
+    data_site: str = setting("", "the site's name in the data file, if not as in `site`", NAME)
     state_dir: str = setting(
         "", "absolute path of the folder for patient factors and the ledger; must be set"
     )
     allow_privacy: str = setting(
-        "", "privacy modes of this site, separated by commas; must be set", r"[a-z]+(,[a-z]+)*"
+        "", "privacy modes this site allows, separated by commas; must be set", r"[a-z]+(,[a-z]+)*"
     )
     max_epsilon: float = setting(
-        0.0, "largest epsilon (as claimed by the mode), over all jobs; must be above 0 where a "
+        0.0, "largest epsilon (as claimed by the mode), over all jobs; must be above 0 if a "
         "mode with noise is allowed", "[0, inf)",
     )  # fmt: skip
     budget_delta: float = setting(
-        1e-5, "delta at which max-epsilon is counted, whatever delta the run names", "(0, 0.5]"
+        1e-5, "delta for max-epsilon, regardless of the run's delta", "(0, 0.5]"
     )
     allow_rules: str = setting(
-        "elastic,patient", "rules of this site, separated by commas", rf"{NAME}(,{NAME})*"
+        "elastic,patient", "rules this site allows, separated by commas", rf"{NAME}(,{NAME})*"
     )
-    max_rank: int = setting(200, "largest rank this site computes", "[1, inf)")
-    max_tau: int = setting(50, "most local passes per round this site computes", "[1, inf)")
+    max_rank: int = setting(200, "largest rank that this site accepts", "[1, inf)")
+    max_tau: int = setting(50, "most local passes per round that this site accepts", "[1, inf)")
     max_rounds: int = setting(
         1000, "most rounds with noise that this site answers, over all jobs", "[1, inf)"
     )
     reply_after: float = setting(
-        0.0, "seconds from a request to its reply, whatever the reply; 0: when ready", "[0, 86400]"
+        0.0, "fixed delay in seconds from a request to its reply; 0: none", "[0, 86400]"
     )
     secure_key: str = setting(
-        "", "secure sums: the file of this site's signing key, as `dpfact keys make` writes it"
+        "", "secure sums: file with this site's signing key, written by `dpfact keys make`"
     )
     secure_peers: str = setting(
-        "", "secure sums: the file of all sites' names and public keys, one `NAME KEY` a line"
+        "", "secure sums: file with all sites' names and public keys, one `NAME KEY` per line"
     )
     secure_min_sites: int = setting(3, "secure sums: fewest sites in a sum", "[3, inf)")
     secure_min_colluding: int = setting(
-        1, "secure sums: colluding sites that a run must withstand", "[1, inf)"
+        1, "secure sums: number of colluding sites that a run must withstand", "[1, inf)"
     )
     max_epsilon_alone: float = setting(
         0.0, "secure sums: largest epsilon, over all jobs, if all other sites collude; must be "
@@ -416,7 +416,7 @@ class Described(NamedTuple):
 
 
 def describe(kind: type[Settings]) -> list[Described]:
-    """Describe every setting of a settings class."""
+    """Describe every setting in a settings class."""
     rows = []
     for field in dataclasses.fields(kind):
         hint: Any = field.type
@@ -454,7 +454,7 @@ def _scalar(text: str) -> object:
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
-    """Refuse keys that no settings class has. Otherwise, a typo would silently keep the default."""
+    """Refuse unknown keys, because a typo would otherwise silently leave a default unchanged."""
     names = [name for settings in classes for name in settings.names()]
     for key in config:
         if key not in names:

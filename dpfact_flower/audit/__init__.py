@@ -1,7 +1,7 @@
-"""Audits use a site's own data to test whether patient mode does what its privacy proof claims.
+"""Test, with a site's own data, whether patient mode does what its privacy proof claims.
 
 ``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends no data and
-uses no privacy budget. Findings contain no values from patients' records. However, they are
+uses no privacy budget. Findings contain no values from patients' records. However, findings are
 computed without noise, so only the site may see them.
 """
 

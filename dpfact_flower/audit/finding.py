@@ -1,4 +1,4 @@
-"""The findings of audits. Each has one measured number and its allowed range."""
+"""The findings of audits, each with a measured number and its allowed range."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ below `ALPHA`."""
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number (NaN if the audit failed), and the lowest and highest allowed values."""
+    """One measured number (NaN if the audit failed) and its lowest and highest allowed values."""
 
     name: str
     measured: float

@@ -14,7 +14,7 @@ from dpfact_flower.privacy import replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of a dense patient's cells, enough to expose a bound that grows with this number."""
+"""Number of cells in a dense patient, enough to expose a bound that grows with the number."""
 
 
 class Patient(NamedTuple):
@@ -25,7 +25,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with the given patients. There must be at least one."""
+    """Return a site with the given patients, of whom there must be at least one."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(
@@ -54,7 +54,7 @@ def patient_of(site: SiteData, row: int) -> Patient:
 
 
 def random_patients(sizes: Sequence[int], number: int, rng: np.random.Generator) -> list[Patient]:
-    """Return random patients, each with a few cells that hold small counts."""
+    """Return random patients, each with small counts in a few cells."""
     return [_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number)]
 
 
@@ -69,14 +69,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell: a phenotype's code with the largest weight in each mode."""
+    """Return a patient whose only cell has one phenotype's highest-weighted code in each mode."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose values are proportional to the largest weights of one phenotype."""
+    """Return a patient whose values are proportional to one phenotype's largest weights."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -120,11 +120,11 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Functions that return a patient to add. Patients who reach a bound come first."""
+"""Named functions that return a patient to add. Patients who reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Turn positions among the selected codes into positions among all codes."""
+    """Convert positions among the selected codes to positions among all codes."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -152,7 +152,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Functions, by name, that make global factors that a server might send."""
+"""Named functions that return global factors as a server might send them."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -161,13 +161,13 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Functions, by name, that make values that a site might have released for the start."""
+"""Named functions that return values as a site might have released them for the start."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return a trial's transcript. Successive trials go through all `FACTORS` and all `STARTS`.
+    """Return a trial's transcript. Successive trials cycle through all `FACTORS` and `STARTS`.
 
-    Every second trial asks for a ridge, because a server may do so under any settings. The ridge's
+    Every second trial requests a ridge, because a server may do so under any settings. The ridge's
     strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]

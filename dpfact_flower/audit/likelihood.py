@@ -4,13 +4,13 @@ The adversary knows everything except whether a group of patients is present.
 
 The audit repeats a tiny site's run many times, with and without the group. Each repetition starts
 from an empty ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman &
-Pearson). For a Gaussian mechanism, this ratio is normal, and its means with and without the group
-are mu standard deviations apart. The audit compares its estimate of mu with the ledger's mu.
+Pearson). For a Gaussian mechanism, this ratio is normal. Its means with and without the group are
+mu standard deviations apart. The audit compares its estimate of mu with the ledger's mu.
 
 The group consists of identical patients, the canaries. The group is large enough to make the
 estimate's error small. With Gaussian noise, mu for k canaries is exactly k times the mu for one
-(Dong, Roth & Su 2022, Theorem 2.14). The audit checks that canaries reach the largest allowed norm
-in every release.
+(Dong, Roth & Su 2022, Theorem 2.14). The audit checks that the canaries reach the largest allowed
+norm in every release.
 """
 
 import math
@@ -49,7 +49,7 @@ _LEDGERS_READ = 3
 
 
 class Estimate(NamedTuple):
-    """An adversary's estimate of mu for the group, with the estimate's standard error."""
+    """An adversary's estimate of mu for the group, with its standard error."""
 
     mu: float
     error: float
@@ -57,10 +57,10 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The data with and without the group of `canaries`, and what else the adversary knows.
+    """The data with and without the group of `canaries`, and everything the adversary knows.
 
-    `sums` holds, for each release, the sum without the group in grid units, and the group's part in
-    standard deviations of the noise.
+    For each release, `sums` holds the sum without the group, in grid units, and the group's part,
+    in standard deviations of the noise.
     """
 
     target: AuditTarget
@@ -74,11 +74,11 @@ class _Game:
 def audit_likelihood(
     target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000
 ) -> tuple[Finding, ...]:
-    """Apply the most powerful test that distinguishes two neighbouring sites by their replies.
+    """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
 
     The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
-    second is the same for the worst release. The third is the smallest ratio of the canaries' norm
-    to its bound.
+    second is the same difference for the worst release. The third is the smallest ratio, over all
+    releases, of a canary's norm to its bound.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -137,10 +137,10 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return the data of a tiny made-up site, for a run with the settings' epsilon and bound."""
+    """Return the game for a tiny made-up site in a run with the settings' epsilon and bound."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
-    privacy = replace(  # releases of equal cost, so that omitting any one shows
+    privacy = replace(  # equal costs, so that omitting any one release is noticed
         target.privacy,
         start_share=1 / (1 + modes),
         refine_rounds=1,
@@ -155,7 +155,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK), privacy)
     mu = math.sqrt(sum((r.sensitivity / r.sigma) ** 2 for r in tiny.plan.releases))
     number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
-    # The canaries' codes are exactly those of phenotype 1 in `_transcript`.
+    # The canaries have exactly the codes of the first phenotype in `_transcript`.
     group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
     transcript, joint = _transcript(tiny), joined(shell, group)
     without, part = (SimulatedSite(transcript, site) for site in (shell, alone(shell, group)))
@@ -164,7 +164,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
+    """Return a transcript with two phenotypes, one of the canaries' codes and one of all others."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -176,7 +176,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
     """Run a site from an empty ledger, and return the log likelihood ratio of each reply.
 
-    Without a ridge, no sum depends on earlier replies, so the run's log ratio is the ratios' sum.
+    There is no ridge, so no sum depends on earlier replies, and the replies' log ratios add up.
     """
     client, ratios = game.target.client(state_dir, site), []
     for planned, (base, part) in game.sums.items():
@@ -188,7 +188,7 @@ def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
 
 
 def _ledger_mu(folder: Path, releases: Sequence[PlannedRelease]) -> tuple[Floats, float]:
-    """Return the mu of each release in a site's ledger and the mu of the whole ledger."""
+    """Return each release's mu in a site's ledger, and the whole ledger's mu."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

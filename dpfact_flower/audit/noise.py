@@ -2,9 +2,9 @@
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
 bounds. A test at bound 1 alone would not notice code that uses the variance instead. The audit
-looks for correlated noise within a release, between rounds, between jobs and between sites, and
-when a site that has lost its state answers again. It compares noise at every offset, so a restarted
-random number generator is noticed.
+looks for correlated noise within a release, and between rounds, jobs and sites. It also compares
+the two answers of a site that loses its state in between. Noise is compared at every offset, so a
+restarted random number generator is noticed.
 """
 
 import math
@@ -24,16 +24,16 @@ from dpfact_flower.tensor import Floats
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
-"""Number of value pairs below which a correlation is not tested."""
+"""Smallest number of value pairs for which a correlation is tested."""
 _LEAST_COMPARED = 5
-"""Fewest values to compare. All five are equal by accident in only one pair in 907**5."""
+"""Fewest values to compare. By chance, all five are equal in only one of 907**5 pairs."""
 _MOST_VALUES = 20_000
-"""Largest number of values per release in a correlation. This is enough to find any reuse."""
+"""Largest number of values per release in a correlation, which is enough to find any reuse."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise in one release: for each stream, an array of shape (jobs, count)."""
+    """The standardised noise in one release, with an array of shape (jobs, count) per stream."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -48,7 +48,7 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
-    `seeded` says whether a noise seed in the settings makes the noise predictable.
+    `seeded` indicates whether a noise seed in the settings makes the noise predictable.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -66,7 +66,7 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Run one round, with one transcript, in enough jobs to obtain `values` values."""
+    """Run one round with one transcript in as many jobs as needed for `values` values."""
     factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
     transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
@@ -112,7 +112,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
     """Count releases with repeated noise, and settings that make the noise predictable."""
-    # Whole releases are compared, because a few values may coincide.
+    # Whole releases are compared, because a few values may coincide by chance.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]
     twice = len(noises) - len(set(noises))
@@ -139,7 +139,7 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
-    """Correlate paired rows at every offset. The finding is the largest absolute Fisher z."""
+    """Correlate paired rows at every offset, and return the largest absolute Fisher z."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = min(len(one), len(two))

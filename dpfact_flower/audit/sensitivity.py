@@ -1,4 +1,4 @@
-"""Test that one more patient changes a release only by that patient's bounded contribution.
+"""Test that adding a patient changes a release only by that patient's bounded contribution.
 
 Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
 sums are exact integers and may differ by at most the sensitivity. The difference must also equal
@@ -35,7 +35,7 @@ def audit_sensitivity(
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release in the plan with random and hostile input.
 
-    Each trial has a small site, a transcript and two patients to add.
+    Each trial uses a small site, a transcript and two patients to add.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -70,7 +70,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with some of the target's patients, with made-up ones or with an empty one."""
+    """Return a site with some of the target's patients, made-up patients, or one empty patient."""
     sizes = target.site.tensor.feature_shape
     if trial % 8 == 3:
         return hostile.alone(target.site, [hostile.empty(sizes)])

@@ -25,7 +25,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
-"""Designed standard deviation of the noise, in grid units. The value is not imported, because the
+"""Intended standard deviation of the noise, in grid units. The value is not imported, because the
 audited code must not supply its own reference."""
 JOB = "audit"
 
@@ -67,7 +67,7 @@ class AuditTarget:
         *,
         relative_l21: float = 0.0,
     ) -> "Transcript":
-        """Return a server's requests for a run. Rounds that need factors get `anchors`."""
+        """Return a server's requests for a run, with `anchors` in rounds that need factors."""
         solver, requests = replace(self.solver, relative_l21=relative_l21), {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)
@@ -89,7 +89,7 @@ class AuditTarget:
             allow_privacy="patient",
             max_epsilon=1e9,
             budget_delta=min(self.privacy.delta, 0.5),
-            max_rank=self.solver.rank,  # determines how much space is reserved, here in memory
+            max_rank=self.solver.rank,  # determines how much space is reserved (here, in memory)
             max_tau=max(50, self.solver.tau),
         )
         return DPFactClient(data, settings)
@@ -109,7 +109,7 @@ class Transcript:
 
 
 class SimulatedSite:
-    """A site that holds one data set, answers a run's requests and keeps its own state."""
+    """A site with one data set that answers a run's requests and keeps its own state."""
 
     def __init__(
         self, transcript: Transcript, site: SiteData, *, job: str = JOB, name: str = ""
@@ -120,7 +120,7 @@ class SimulatedSite:
         self.kept = JobState(release=self._released.get)
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """Run a round as the site does, and return the sum in grid units and the release."""
+        """Run a round as a real site would, and return the sum in grid units and the release."""
         request = replace(self._transcript.requests[planned.round], job=self._job)
         work = PatientRound(self._site, request, site=self._name, simulation=False)
         total = work.bounded(planned, self.kept).total.copy()
@@ -139,7 +139,7 @@ def noise_of(planned: PlannedRelease, total: Integers, values: NDArray[np.float3
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with the cells of a random sample of patients, and no other data."""
+    """Return a site with only the cells of a random sample of patients."""
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 

@@ -1,1 +1,1 @@
-"""Files, threads, compiled code and logs. No module here depends on tensors or privacy."""
+"""Modules for files, threads, compiled code and logs. None depends on tensors or privacy."""

@@ -1,4 +1,4 @@
-"""Compilation of kernels: numba's `njit` with a cache on disk, and the width of registers."""
+"""Compile kernels with numba's `njit` and a disk cache, and find the width of registers."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -15,7 +15,7 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Return a decorator that compiles a kernel, which then runs without the GIL.
 
-    `options` are options of `numba.njit`. Use different tags for kernels that are made from the
+    `options` are passed to `numba.njit`. Use different tags for kernels that are compiled from the
     same function but inline different functions.
     """
 
@@ -24,13 +24,13 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
             function.__qualname__ += f".{tag}"  # numba finds cached code by name
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
-        except RuntimeError:  # no writable cache folder: compile in every process
+        except RuntimeError:  # no writable cache folder, so compile in every process
             return cast(_Function, njit(nogil=True, **options)(function))
 
     return decorate
 
 
-# numba caches code by the processor's features, so kernels may contain the constants below.
+# numba's cache depends on the processor's features, so kernels may contain these constants.
 _given: str | None = getattr(config, "CPU_FEATURES", None)
 _own: str = get_host_cpu_features()  # type: ignore[no-untyped-call]
 

@@ -23,8 +23,8 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` when complete. A crash never leaves `path` incomplete.
 
-    The content is on the disk before the file gets its name, so the file survives a power failure.
-    Without `durable`, writes do not wait for the disk.
+    The content reaches the disk before the file gets its name, so the file survives a power
+    failure. If `durable` is false, writes do not wait for the disk.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))
@@ -126,7 +126,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, DPFactError):  # some of our own errors are OSErrors too
+        if isinstance(error, DPFactError):  # some of this package's errors are OSErrors too
             raise
         raise StateError(f"{folder}: {error.strerror or type(error).__name__}") from None
 
@@ -152,7 +152,7 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents durably. Only their owner can access them."""
+    """Durably create a folder and its missing parents, which only their owner can access."""
     if not folder.is_dir():
         for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -160,7 +160,7 @@ def private_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, so that a rename in it is durable."""
+    """Write a folder's entries to the disk, so that renames in the folder are durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -178,7 +178,7 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
     A user who can change a record of releases could restore a spent budget. A missing path is
-    allowed. With `reading`, the path may belong to another user.
+    allowed. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()
@@ -231,7 +231,7 @@ def check_way(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether any of the mode bits `writers` lets users replace a folder inside `above`."""
+    """Return whether the mode bits `writers` let any user replace a folder inside `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
@@ -245,7 +245,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int:
-    """Return the number of the user with this name. The name may be the number as text."""
+    """Return a user's number, given the user's name or the number as text."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -273,7 +273,7 @@ def changeable(path: Path, uids: Collection[int]) -> list[str]:
 
 
 def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
-    """Yield the faults of `changeable` for a folder and all its contents."""
+    """Yield the faults that `changeable` finds in a folder and all its contents."""
     yield from changeable(folder, uids)
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -283,7 +283,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """Return a fault for each parent folder in which others could replace the path."""
+    """Return a fault for each parent folder that lets others replace the path."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

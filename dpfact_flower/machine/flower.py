@@ -9,7 +9,7 @@ from importlib.metadata import version
 from dpfact_flower.errors import MissingDependencyError
 
 KNOWN = ("1.41", "1.42")
-"""Tested releases of Flower, the newest last. A deployment refuses all other releases."""
+"""Tested releases of Flower, newest last. A deployment refuses all other releases."""
 RANGE = ">=1.41,<1.43"
 """The tested releases in pip's syntax, as in pyproject.toml."""
 QUIET = {
@@ -21,7 +21,7 @@ QUIET = {
 
 
 def version_faults() -> list[str]:
-    """Return a fault if the installed Flower version is untested, or else an empty list."""
+    """Return a fault if the installed Flower version is untested, and otherwise an empty list."""
     installed = version("flwr")
     if ".".join(installed.split(".")[:2]) in KNOWN:
         return []

@@ -1,7 +1,7 @@
-"""The package's log lines, and reports of a task's progress.
+"""Configure the package's log, and define how tasks report progress.
 
-In a process that Flower runs, log lines go through Flower's handler. As a library, this package
-configures no handlers.
+In a process that Flower runs, log lines go through Flower's handler. When used as a library, this
+package configures no handlers.
 """
 
 import json
@@ -16,21 +16,21 @@ from dpfact_flower.errors import DPFactError
 
 OUR_LOGGER = "dpfact_flower"
 FORMAT = "DPFACT_LOG"
-"""Environment variable for the log's format. The value ``json`` gives one JSON object per line."""
+"""Environment variable for the log's format. The value ``json`` makes each line a JSON object."""
 
 ProgressCallback = Callable[[str, float], None]
-"""Function that receives the name of a task and the fraction that is done, from 0 to 1."""
+"""Function that receives a task's name and the completed fraction, from 0 to 1."""
 
 
 def no_progress(name: str, share: float) -> None:
-    """Ignore a report of progress."""
+    """Ignore a progress report."""
 
 
 def use_flower_handler() -> None:
-    """Show this package's log in Flower's format, with level INFO unless another is set.
+    """Show this package's log in Flower's format, at level INFO unless another level is set.
 
-    Only apps, commands and whole runs may call this function. An import must never call it. In a
-    file or a journal, each line has a time and no colours.
+    Only apps, commands and whole runs may call this function. Imports must never do so. Lines
+    in a file or a journal have a time but no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -47,7 +47,7 @@ def use_flower_handler() -> None:
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """In Flower's log, show this package's own errors on one line without a traceback."""
+    """Put this package's own errors on one line in Flower's log, without a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, DPFactError):
         record.msg, record.args = f"{record.getMessage()}: {error}", ()
@@ -56,7 +56,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 
 
 def as_json(record: logging.LogRecord) -> str:
-    """Return a log line as JSON for programs: time (UTC), level, logger and text."""
+    """Return a log line as JSON with its time (UTC), level, logger and text."""
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": record.levelname, "logger": record.name,
             "message": record.getMessage().strip()}  # fmt: skip

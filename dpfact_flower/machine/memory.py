@@ -17,7 +17,7 @@ _beside = [0]
 def memory_limit() -> int | None:
     """Return the memory limit of this process in bytes, or None if the limit is unknown.
 
-    The limit is the machine's memory or, if lower, that of a systemd unit or container.
+    The limit is the machine's memory, or a lower limit set by a systemd unit or container.
     """
     limits = list(_group_limits())
     with suppress(ValueError, OSError):
@@ -26,7 +26,7 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Return the peak memory of this process in bytes, plus the bytes given to `hold_beside`."""
+    """Return the peak memory of this process in bytes, plus the bytes passed to `hold_beside`."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
@@ -37,7 +37,7 @@ def hold_beside(held: int) -> None:
 
 
 def give_back() -> None:
-    """Return to the system the memory that glibc keeps after large arrays are freed."""
+    """Make glibc return the memory of freed large arrays to the system."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -55,7 +55,7 @@ def leave_no_dump() -> None:
 
 
 def _group_limits() -> Iterator[int]:
-    """Yield the limits of this process's control group and of all groups above it."""
+    """Yield the limits of this process's control group and of the group's ancestors."""
     with suppress(OSError):
         for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
             number, kinds, group = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Parsers for untrusted files and messages: JSON, and arrays in NumPy's formats."""
+"""Parse JSON and NumPy's array formats from untrusted files and messages."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST = 20
-"""Largest number of missing keys, and of wrong values, that a single error lists."""
+"""Largest number of missing keys, and of wrong values, in a single error."""
 
 
 def from_json(text: str | bytes) -> Any:
     """Parse JSON. Raise a ValueError for text that is invalid or too deeply nested."""
     try:
         return json.loads(text)
-    except RecursionError:  # not a ValueError; a thousand brackets are enough
+    except RecursionError:  # not a ValueError; a thousand nested brackets raise it
         raise ValueError("nested too deeply") from None
 
 
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
-    """Make a dataclass and any nested dataclasses from parsed JSON, and check types strictly.
+    """Build a dataclass and its nested dataclasses from parsed JSON, with strict type checks.
 
     Unknown keys are ignored. Errors omit the names in `unnamed`, because the file has no such keys.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
     try:
-        # Through JSON, because strict validation accepts a list for a tuple in JSON only.
+        # Validate JSON text, because only then does strict validation accept a list for a tuple.
         text = json.dumps(content, allow_nan=False)
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -75,7 +75,7 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Read all arrays in `names` from an .npz file. With `others`, read its other arrays too."""
+    """Read all arrays in `names` from an .npz file. If `others` is true, read all others too."""
     arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:

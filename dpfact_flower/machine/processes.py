@@ -1,4 +1,4 @@
-"""The machine's processes and their listening sockets, from Linux's /proc."""
+"""Find the machine's processes and their listening sockets in Linux's /proc."""
 
 import ipaddress
 import socket
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INTERPRETED = 3
-"""Number of words at the start of a command line that may name the script."""
+"""Number of leading words of a command line, any of which may name the script."""
 _LISTENS = "0A"
 _TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -39,7 +39,7 @@ class Process:
         return None
 
     def path(self, name: str) -> Path | None:
-        """Return the value of an option that is a path, resolved in the process's own folder."""
+        """Return an option's value as a path, resolved relative to the process's folder."""
         text = self.option(name)
         if text is None:
             return None
@@ -77,7 +77,7 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port on a loopback address may reach.
 
-    Return None for other addresses, and if the sockets are not visible, for example in another
+    Return None for other addresses, or if the sockets are not visible, for example in another
     container. Return an empty list if one of the host's addresses has no listener, because any
     process could start to listen there.
     """

@@ -1,4 +1,4 @@
-"""Registries that find extensions by name, such as rules, solvers and accountants."""
+"""Find extensions, such as rules, solvers and accountants, by name."""
 
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -13,8 +13,8 @@ class Registry(Generic[_Thing]):
     """A registry that finds objects by the names in a config.
 
     `find` first searches this package's own objects (`known`), whose names are reserved. It then
-    searches the objects that this process registered, and finally the entry points that installed
-    packages have in `group`.
+    searches the objects that this process registered, and finally the installed packages' entry
+    points in `group`.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:
@@ -42,10 +42,10 @@ class Registry(Generic[_Thing]):
         )
 
     def names(self) -> list[str]:
-        """Return the names that `find` knows, this package's own names first."""
+        """Return the names that `find` knows, starting with this package's own names."""
         return [*self._own, *sorted((self._installed | self._more.keys()) - self._own.keys())]
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Names of the installed entry points. They are cached because every charge needs them."""
+        """Names of the installed entry points, cached because every charge needs them."""
         return frozenset(entry_points(group=self._group).names)

@@ -48,7 +48,7 @@ class _OneBlasThread(AbstractContextManager[None]):
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """Controller of NumPy's and SciPy's BLAS, cached because the search for BLAS is slow."""
+        """Controller of NumPy's and SciPy's BLAS, cached because finding the libraries is slow."""
         import scipy.linalg  # noqa: F401, PLC0415  # has its own BLAS, which kernels use
 
         return ThreadpoolController()
@@ -67,16 +67,16 @@ class _OneBlasThread(AbstractContextManager[None]):
 
 
 one_blas_thread = _OneBlasThread()
-"""Context for results whose last bits do not depend on the number of BLAS threads."""
+"""Context in which the last bits of results do not depend on the number of BLAS threads."""
 
 
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield ``map(function, parts)``, computed in threads, with few results in memory at once."""
+    """Yield ``map(function, parts)``, computed in threads, keeping few results in memory."""
     rest = iter(parts)
     first = list(islice(rest, 2))
-    if threads <= 1 or len(first) < 2:  # starting threads takes longer than a small part
+    if threads <= 1 or len(first) < 2:  # a small part takes less time than starting a thread
         yield from map(function, chain(first, rest))
         return
     start = partial(setattr, _here, "is_worker", True)

@@ -21,15 +21,15 @@ RDP = "RDP"
 
 # Root brackets are exact in real arithmetic, and this margin keeps them valid in floating point.
 SLACK = 1e-12
-# Bound on how much discrete Gaussian noise weakens the guarantee of rounded Gaussian noise:
-# absolute for epsilon, and relative for delta. For d values, a lemma in docs/explanation/noise.md
-# gives the bound (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
+# Bound on how much discrete Gaussian noise weakens the guarantee of rounded Gaussian noise. It is
+# absolute for epsilon and relative for delta. For d values, a lemma in docs/explanation/noise.md
+# gives a bound of (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
 DISCRETE_SLACK = 1e-6
 # The lemma holds within these limits on the number of released values, epsilon and delta.
 _MOST_DISCRETE_VALUES = 2_000_000_000
 _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
-# This value keeps a logarithm finite if two terms become equal in floating point (mu below 1e-15).
+# Keeps a logarithm finite if two terms become equal in floating point (mu below 1e-15).
 _TINY = 1e-300
 # RDP orders. Opacus' own list stops at 63, which is too low for small costs. Above 1029, the
 # binomials that Opacus computes for subsampled steps overflow.
@@ -79,7 +79,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return Opacus' epsilon from Renyi DP (Mironov 2017), where order alpha costs alpha rho."""
+    """Return Opacus' epsilon from Renyi DP (Mironov 2017), with cost alpha rho at order alpha."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -88,7 +88,7 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Return the exact smallest epsilon of a mu-Gaussian-DP release at `delta`."""
+    """Return the smallest epsilon of a mu-Gaussian-DP release at `delta`, computed exactly."""
     log_delta = -log_of_inverse(delta)
     if log_delta_gaussian(mu, 0.0) <= log_delta:
         return 0.0
@@ -98,7 +98,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return epsilon for releases with noise from `privacy.noise` and `count` values in total.
+    """Return epsilon for `count` values in total, released with noise from `privacy.noise`.
 
     For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
     `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite where the proof does
@@ -115,7 +115,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
-    # Bounds as in `epsilon_gaussian`. Of two equal formulas, use the one without cancellation.
+    # Bounds as in `epsilon_gaussian`. Of two equivalent formulas, use the one without cancellation.
     low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     high = 2 * low
     while log_delta_gaussian(high, target) < log_delta:
@@ -140,7 +140,7 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def root_of(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Find the root of a rising function in [low, high] by bisection, accurate to the last bit.
+    """Find an increasing function's root in [low, high] by bisection, accurate to the last bit.
 
     Importing scipy.optimize instead would take 0.13 s for each message in a deployment.
     """

@@ -36,7 +36,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with its delta, accountant and claim, all of which appear in the text form.
+    """One epsilon with its delta, accountant and claim, all of which appear in its text form.
 
     `replacing` is the epsilon for replacing a record if `epsilon` is for adding or removing one.
     """
@@ -63,7 +63,7 @@ class Figure:
 class Guarantee:
     """The total cost of a list of releases, with a claim that the text form always includes.
 
-    `rho` and `mu` are the total costs in zCDP and Gaussian DP. With secure sums, `alone` gives the
+    `rho` and `mu` are the total costs in zCDP and Gaussian DP. For secure sums, `alone` gives the
     epsilon that holds even if all other sites collude with the server.
     """
 
@@ -113,7 +113,7 @@ Accountant = Callable[[Sequence[ReleaseEvent], float], float]
 `MissingDependencyError` if the package that it needs is missing."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
 """Accountants for second opinions, keyed by the name printed with each figure. A site's decisions
-never depend on second opinions."""
+never depend on these accountants."""
 
 
 def account(
@@ -121,8 +121,8 @@ def account(
 ) -> Guarantee:
     """Compose one site's releases, all of which may involve the same patient.
 
-    All releases must have the same unit and neighbouring relation. With `second_opinions`, the
-    result also includes figures from those `accountants` whose packages are installed.
+    All releases must have the same unit and neighbouring relation. If
+    `second_opinions` is true, figures from all `accountants` with installed packages are included.
     """
     if not events:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -170,7 +170,7 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Return the epsilon from each accountant, with the headline figure first."""
+    """Return each accountant's epsilon, with the headline figure first."""
     mu = math.sqrt(2 * rho)
     bounds = {
         conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),
@@ -210,5 +210,5 @@ NOT_COVERED: tuple[str, ...] = (
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in text with the unit of a row, such as "discharge"."""
+    """Replace "patient" in a text with the unit that a row represents, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

@@ -32,9 +32,9 @@ def discrete_gaussian(
 ) -> NDArray[np.int64]:
     """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation 2**bits.
 
-    `random_bytes` is `os.urandom`, or a seeded source in simulation. A sample uses about 24 bytes.
+    `random_bytes` is `os.urandom`, or a seeded source in simulations. A sample uses about 24 bytes.
     The values depend only on the stream of bytes, not on `at_once`, the number of 64-bit words read
-    at a time. Only the tests use less than 24 bits.
+    at a time. Only the tests use fewer than 24 bits.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
@@ -82,7 +82,7 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 
 @compiled()
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Return True with probability exp(-gamma), gamma = numerator / 2**bits <= 1 (Algorithm 1).
+    """Return True with probability exp(-gamma) for gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
     The algorithm flips a coin with probability gamma/k. This function flips two coins instead, with
     probabilities 1/k and gamma. The coin that uses fewer bits comes first.

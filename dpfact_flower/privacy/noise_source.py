@@ -1,4 +1,4 @@
-"""Draw noise from the operating system, or from a seed in simulation.
+"""Draw noise from the operating system, or from a seed in simulations.
 
 `Noise.gaussian` is for paper mode only, because it leaks information: the set of floats that a
 noisy value can take depends on the value before noise (Mironov 2012). The exact integers from
@@ -23,21 +23,21 @@ from dpfact_flower.settings import PrivacySettings
 
 @dataclass(frozen=True)
 class Noise:
-    """A source of noise. If `seeded`, the noise comes from a seed and can be recomputed."""
+    """A source of noise. If `seeded` is true, the noise comes from a seed and can be recomputed."""
 
     random_bytes: Callable[[int], bytes] = field(repr=False)
     seeded: bool
 
     @classmethod
     def from_os(cls) -> Noise:
-        """Make a source that draws from the operating system's cryptographic generator."""
+        """Make a source that uses the operating system's cryptographic generator."""
         return cls(os.urandom, seeded=False)
 
     @classmethod
     def from_seed(cls, *key: int) -> Noise:
-        """Make a source of repeatable noise for simulation, marked "seeded: not private".
+        """Make a source of repeatable noise for simulations, marked "seeded: not private".
 
-        `key` lists the seed, site and round. Without the site, two sites would add the same noise.
+        `key` lists the seed, site and round. If the site were missing, sites would add equal noise.
         """
         # The key is hashed, because NumPy treats [7] and [7, 0] as the same seed and splits large
         # integers.
@@ -48,7 +48,7 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Make the source that the settings specify. Outside simulation, a seed is refused.
+        """Make the source that the settings specify. Seeds are refused outside simulations.
 
         `stream` contains the run's seed, the site and the round, so that no noise is repeated.
         """
@@ -72,7 +72,7 @@ class Noise:
 
 
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Turn uniform 64-bit words into standard normal values.
+    """Convert uniform 64-bit words to standard normal values.
 
     One bit gives the sign, and 63 bits give the tail probability. Positive values are mirror images
     of negative ones, so both tails have full floating-point precision.

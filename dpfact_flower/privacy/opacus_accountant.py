@@ -44,10 +44,10 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
     """An Opacus accountant based on zCDP. Neighbours differ by one added or removed sample."""
 
     def __init__(self) -> None:
-        self.history: list[Step] = []  # as in Opacus' accountants; Opacus' calibration sets it
+        self.history: list[Step] = []  # as in Opacus' accountants; set by Opacus' calibration
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Charge one step. A rate of 1 is a full batch, and a lower rate means Poisson sampling."""
+        """Charge one step. A rate of 1 means a full batch. A lower rate means Poisson sampling."""
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
             self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)
@@ -70,7 +70,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             for noise, rate, steps in history
         )
         epsilon, _ = analysis.get_privacy_spent(orders=RDP_ORDERS, rdp=costs, delta=delta)
-        return max(0.0, float(epsilon))  # below 0 if delta alone is enough
+        return max(0.0, float(epsilon))  # negative if delta alone is enough
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)

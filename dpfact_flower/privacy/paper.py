@@ -1,4 +1,4 @@
-"""Paper mode: add noise to feature factors as the paper does, and compute the privacy cost.
+"""Add noise to feature factors as in the paper, and compute the privacy cost (paper mode).
 
 The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
 privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return one factor's zCDP cost in one round: `rho`, or else an equal share of the budget."""
+    """Return one factor's zCDP cost per round, either `rho` or an equal share of the budget."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta)
     return settings.rho or whole / (rounds * factors)
 
@@ -58,7 +58,7 @@ def perturb(
 def planned_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
-    """Return the events of a future call to `perturb`, given the size of each mode's factor."""
+    """Return the events of a future call to `perturb`, given the sizes of the modes' factors."""
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)
     return tuple(

@@ -1,4 +1,4 @@
-"""The data that leaves a site: a `Release`, with the `ReleaseEvent`s that determine its cost.
+"""Define a `Release`, the data that leaves a site, and the `ReleaseEvent`s that give its cost.
 
 A `Release` is the only type that the Flower client puts into a message. A release has one immutable
 event per perturbed array, and events contain no information about the data. Only functions in
@@ -36,10 +36,10 @@ class ReleaseEvent:
     `sensitivity` is the claimed bound on the L2 distance between the values of two neighbouring
     data sets. `sigma` is the standard deviation, not the variance, of the noise on each value.
     Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries of one
-    patient. In one of them, the unit is missing or replaced by another unit. `claim` says whether
-    the sensitivity is proven. Every figure computed from the event is printed with this text. Noise
-    that is `seeded` can be recomputed, so it protects nothing. In a secure sum, `own_sigma` is the
-    standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
+    patient. In one of them, the unit is missing or replaced by another unit. `claim` states
+    whether the sensitivity is proven, and is printed with every figure computed from the event.
+    Noise marked `seeded` can be recomputed and therefore protects nothing. In a secure sum,
+    `own_sigma` is the standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> "ReleaseEvent":
-        """The same event with only this site's noise, as if all other sites colluded."""
+        """The same event with this site's noise alone, as if all other sites colluded."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -93,7 +93,7 @@ class ReleaseEvent:
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
-    """Return the events' claims as text to print, preceded by a note if any noise is seeded."""
+    """Return the events' claims as text, preceded by a note if any noise is seeded."""
     if not events:
         return NO_CLAIM
     claim = "; and ".join(sorted({event.claim for event in events}))
@@ -102,7 +102,7 @@ def claim_of(events: Sequence[ReleaseEvent]) -> str:
 
 def positive(name: str, value: object) -> float:
     """Return `value` as a float. Raise a SettingsError unless `value` is finite and above 0."""
-    # Real and Integral include NumPy scalars, but also bool, which is an error here.
+    # Real and Integral include NumPy scalars, but also bool, which is not allowed here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
         raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
@@ -121,8 +121,8 @@ def at_least_one(name: str, value: object) -> int:
 class Release:
     """The values that a site sends. Each array with noise has an event, except in a secure sum.
 
-    The arrays are read-only float32 arrays: feature factors, each of shape (I_n, R), or one vector
-    of statistics. In a secure sum, the arrays hold bytes.
+    The read-only float32 arrays are feature factors, with one row per code and one column per
+    phenotype, or one vector of statistics. In a secure sum, the arrays hold bytes.
     """
 
     arrays: tuple[Array, ...]
@@ -134,7 +134,7 @@ class Share:
     """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
 
     `values` holds one slot after another, in units of the noise grid. `events` gives the cost of
-    the values. Any sum of these values and other sites' values has the same cost.
+    these values. Their sum with any other sites' values has the same cost.
     """
 
     values: NDArray[np.int64]
@@ -147,7 +147,7 @@ class Share:
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release from masked bytes. It has no events, because the `Share` was charged."""
+    """Make a release from masked bytes. Events are empty, because the `Share` was charged."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 

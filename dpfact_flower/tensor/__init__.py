@@ -1,7 +1,7 @@
 """Sparse tensors, their CP models, and measures of error and similarity.
 
-Import models from `cp`, which needs numba. The tensor type does not need numba, whose import takes
-half a second.
+Models are in `cp`, which needs numba. The tensor type does not need numba, which takes half a
+second to import.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection

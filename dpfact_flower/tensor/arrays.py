@@ -1,4 +1,4 @@
-"""Array types, and a faster `numpy.unique`."""
+"""Define array types and a faster `numpy.unique`."""
 
 from typing import Any
 
@@ -6,21 +6,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-"""An array of any type."""
+"""An array with elements of any type."""
 
 Floats = NDArray[np.float64]
 
 Factors = tuple[NDArray[np.float32], ...]
-"""Factor matrices of a CP model, one of shape (I_n, R) per mode, the patients' factor first."""
+"""Factor matrices of a CP model, one per mode, with one column per phenotype."""
 
 Selection = tuple[NDArray[np.int32], ...]
-"""Selected codes: ascending positions in the vocabulary, one array per feature mode."""
+"""Selected codes, as ascending positions in each feature mode's vocabulary."""
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sort numbers, and return the unique ones in ascending order.
+    """Return the unique numbers in ascending order.
 
-    For millions of numbers, the hash table of `numpy.unique` takes 50 times as long.
+    For millions of numbers, `numpy.unique` with its hash table takes 50 times as long.
     """
     ordered: NDArray[np.int64] = np.sort(numbers)
     different: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0

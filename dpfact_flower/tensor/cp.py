@@ -1,4 +1,4 @@
-"""CP models, their exact error on a sparse tensor, and the similarity of two models.
+"""Define CP models, their exact error on a sparse tensor, and the similarity of two models.
 
 Sums over all cells are computed in float64 from Gram matrices and the values at the non-zeros.
 """
@@ -23,11 +23,11 @@ from dpfact_flower.tensor.sparse import SparseTensor, SquaredError
 from dpfact_flower.tensor.stack import model_values
 
 Matrices = tuple[Floats, ...]
-"""Factors in float64, for comparing models and summing errors."""
+"""Factors in float64, used to compare models and sum errors."""
 
 _BLOCK = 1 << 9  # number of rows multiplied at a time
 _MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
-_ALIKE = 0.97  # smallest product of cosines over all modes but one
+_ALIKE = 0.97  # components are alike if the product of their cosines reaches this
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -76,7 +76,7 @@ class CPModel:
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """Return the same model with feature columns of norm 1 and a scaled patients' factor."""
+        """Return the same model with feature columns of norm 1, by scaling the patients' factor."""
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
@@ -150,7 +150,7 @@ def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Return factors as read-only float64 arrays. Refuse factors whose ranks differ."""
+    """Return factors as read-only float64 arrays. Refuse factors with different ranks."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -171,7 +171,7 @@ def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
 
 
 def column_weights(factors: Matrices) -> Floats:
-    """Return each component's weight: the product of its column norms in all modes."""
+    """Return each component's weight, the product of its column norms in all modes."""
     return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
 
 
@@ -207,10 +207,10 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components. The smaller model is matched completely.
+    """A one-to-one matching of two models' components, complete for the smaller model.
 
-    Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second,
-    ordered by `truth`. For each pair, `cosines` holds the product of the cosines in all modes.
+    Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second.
+    Pairs are ordered by `truth`. `cosines` holds each pair's product of the cosines in all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -260,12 +260,12 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
 
 def column_cosines(estimate: Floats, truth: Floats) -> Floats:
-    """Return the (R, R') cosines between the columns of an (I, R) and an (I, R') array."""
+    """Return the (R, R') matrix of cosines between columns of (I, R) and (I, R') arrays."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of the pairs of components that are alike in all modes but one."""
+    """Return an (R, R) mask of the pairs among R components that are alike in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

@@ -1,4 +1,4 @@
-"""Sparse count tensors in coordinate form, and a model's squared errors on them.
+"""Define sparse count tensors in coordinate form, and a model's squared errors on them.
 
 Mode 0 represents the patients. `SparseTensor` is the only tensor type inside the package.
 `from_coo` validates indices and values once, so solvers and mechanisms need not check again.
@@ -20,7 +20,7 @@ from dpfact_flower.errors import DataError
 
 _MAX_MODE = np.iinfo(np.int32).max
 _PART = 1 << 20
-"""Number of entries that are converted to wider types at a time."""
+"""Number of entries converted to wider types at a time."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -41,7 +41,7 @@ class SparseTensor:
         """Build a tensor from zero-based coordinates of any type and order.
 
         Duplicates are summed, and explicit zeros are dropped. If the input breaks a rule, the
-        error names the rule and the first position at fault.
+        error names the rule and the first offending position.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -49,14 +49,14 @@ class SparseTensor:
         return cls(*_sorted_and_summed(index, value), size)
 
     def __repr__(self) -> str:
-        # Show only the shape and the number of non-zeros, because logs may contain a repr.
+        # Show only the shape and the number of non-zeros, because a repr may end up in logs.
         return f"SparseTensor(shape={self.shape}, nnz={self.nnz})"
 
     def __len__(self) -> int:
         return self.n_patients
 
     def __getitem__(self, rows: Any) -> SparseTensor:
-        # Patients are indexed like an array's rows, because scikit-learn splits data in this way.
+        # Patients are indexed like an array's rows, because scikit-learn splits data this way.
         return self.select_patients(patient_rows(rows, self.n_patients))
 
     @property
@@ -81,7 +81,7 @@ class SparseTensor:
 
     @property
     def cells(self) -> int:
-        """Number of cells, zeros included."""
+        """Number of cells, including zeros."""
         return math.prod(self.shape)
 
     def norm_squared(self) -> float:
@@ -92,7 +92,7 @@ class SparseTensor:
         )
 
     def parts(self) -> Iterator[slice]:
-        """Return slices of the non-zeros. Work slice by slice to keep temporary arrays small."""
+        """Return slices of the non-zeros, so that temporary arrays for each slice stay small."""
         return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
 
     def to_dense(self) -> NDArray[np.float64]:
@@ -157,7 +157,7 @@ class SparseTensor:
 
 
 class RMSE(NamedTuple):
-    """Root mean square errors over all cells, zeros included, and over the non-zero cells only.
+    """Root mean square errors over all cells, including zeros, and over the non-zeros alone.
 
     `nonzeros` is None if it was not measured.
     """
@@ -184,7 +184,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return errors on a tensor. Rounding cannot make `all_cells` smaller than `nonzeros`."""
+        """Return errors on a tensor, with `all_cells` at least `nonzeros` despite rounding."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -271,7 +271,7 @@ def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
-    """Refuse positions outside a mode with `size` rows. Also refuse an empty list."""
+    """Refuse an empty list, and positions outside a mode with `size` rows."""
     rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
@@ -288,7 +288,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Refuse wrong entries. The error gives their number and the first position, but no values."""
+    """Refuse wrong entries. The error gives their number and first position, but no values."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

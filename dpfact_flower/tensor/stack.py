@@ -1,7 +1,7 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
 The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to
-a whole number of vector registers. They stay zero under every update in this package.
+a whole number of vector registers. No update in this package changes these zeros.
 
 The fast-math flags preserve NaN and infinity, because these values reveal divergence.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.tensor.arrays import Array
 
-_MOST = 8  # registers per slice: slices and operands fit in sixteen registers
+_MOST = 8  # registers per slice, so that slices and operands fit in sixteen registers
 _LINE = 64  # bytes in a cache line
 
 
@@ -32,7 +32,7 @@ def slices(rank: int) -> tuple[tuple[int, ...], int]:
 
 
 def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
-    """Return an array of zeros that is aligned to a cache line."""
+    """Return an array of zeros, aligned to a cache line."""
     size = np.dtype(dtype).itemsize * rows * columns
     memory = np.zeros(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE

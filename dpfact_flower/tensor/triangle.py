@@ -1,6 +1,6 @@
-"""Represent symmetric matrices as vectors that hold the upper triangle, row by row.
+"""Represent symmetric matrices as vectors of the upper triangle's values, row by row.
 
-A value off the diagonal stands for two values of the matrix and is multiplied by sqrt(2), so the
+An off-diagonal value stands for two values of the matrix and is multiplied by sqrt(2), so the
 vector and the matrix have the same norm. *Strict* triangles exclude the diagonal.
 """
 
@@ -14,7 +14,7 @@ ROOT2 = math.sqrt(2.0)
 
 
 def whole_size(order: int) -> int:
-    """Return the size of the triangle with its diagonal, for a matrix with `order` rows."""
+    """Return the size of the triangle, including the diagonal, of a matrix with `order` rows."""
     return order * (order + 1) // 2
 
 
@@ -29,14 +29,14 @@ def strict_row(row: int, order: int) -> int:
 
 
 def pack_whole(matrix: Array) -> Floats:
-    """Return the triangle of a symmetric matrix, diagonal included."""
+    """Return a symmetric matrix's triangle, including the diagonal."""
     upper = np.triu_indices(len(matrix))
     beside = np.where(upper[0] == upper[1], 1.0, ROOT2)
     return np.asarray(matrix[upper] * beside)
 
 
 def unpack_whole(triangle: Array, order: int) -> Floats:
-    """Return the symmetric matrix with a given triangle. The triangle includes the diagonal."""
+    """Return the symmetric matrix with the given triangle, which includes the diagonal."""
     matrix = np.zeros((order, order))
     matrix[np.triu_indices(order)] = triangle
     matrix = (matrix + matrix.T) / ROOT2

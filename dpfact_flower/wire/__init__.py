@@ -1,1 +1,1 @@
-"""The messages between the server and the sites, and their encoding."""
+"""Messages between the server and the sites, and their encoding."""

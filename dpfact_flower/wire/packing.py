@@ -1,11 +1,11 @@
-"""Compression of released values, which are integer multiples of a grid's step.
+"""Compress released values, which are integer multiples of a grid's step.
 
 Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... The bytes are
 written in planes: first the lowest byte of every value, then the second byte, and so on. Most
 values are small, so the upper planes are mostly 0. Unpacking restores the float32 values exactly.
 
-Layout: the step (float64, little-endian), then a zlib stream with one plane for each byte of the
-largest value, the lowest byte first.
+The packed bytes are the step (float64, little-endian), followed by a zlib stream with one plane for
+each byte of the largest value, lowest byte first.
 """
 
 import math
@@ -19,13 +19,13 @@ from dpfact_flower.errors import MessageError
 Bytes = NDArray[np.uint8]
 _HEAD = 8
 _FARTHEST = 2**61
-"""Bound on the integers, which prevents overflow."""
+"""Limit on the integers, to prevent overflow."""
 _LEVEL = 1
 """Compression level of zlib. Higher levels do not compress noise better."""
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | NDArray[np.float32]:
-    """Pack a vector of multiples of `step`. If this is impossible or saves no bytes, return it."""
+    """Pack multiples of `step`. If packing is impossible or saves no bytes, return `values`."""
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
     if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN

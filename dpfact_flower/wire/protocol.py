@@ -1,4 +1,4 @@
-"""Requests and replies, and their checks at both ends.
+"""Define requests and replies, and check them at both ends.
 
 Each message is a list of arrays and a flat config of scalars. `NumPyClient` and both generations of
 Flower strategies can use this format. Nothing else is ever sent.
@@ -39,7 +39,7 @@ _USAGES = "usages"
 _SECURE = "secure"
 _DEFAULTS = SolverSettings().to_config() | PrivacySettings().to_config()
 _ALWAYS_SAID = [key for key, default in _DEFAULTS.items() if default != ""]
-"""Settings that no request may omit, because a server may have other defaults."""
+"""Settings that no request may omit, because a server's defaults may differ."""
 VERSION = "version"
 """Key in a preflight's reply for the site's version of this package."""
 _T = TypeVar("_T", str, int, float)
@@ -50,15 +50,15 @@ class RoundRequest:
     """The server's request to a site for one round.
 
     `seed` is public and determines the site's start and visiting order, never its noise.
-    `vocabulary` contains the digest of each mode's vocabulary, joined by commas. It is empty if the
-    digests are unknown. `anchors` (float32) contains the global feature factors, each of shape
-    (I_n, R). It is empty until there are factors. In mode "none", a request without factors asks
-    for co-occurrences. If the code lists are long, the first such request asks for codes' counts
-    instead. `selection` (int32) contains the positions of each mode's selected codes, or is empty
-    if all codes are used. With secure sums, `usages` has shape (slots, 2, R). It gives each
-    phenotype's usage in each slot, and the standard deviation of the noise on this usage. `secure`
-    is the stage of a secure sum. `answered` maps each site to the last round in which the server
-    received its reply. `digest` and `terms` do not cover `secure` and `answered`.
+    `vocabulary` contains the comma-separated digests of the modes' vocabularies, or is empty if the
+    digests are unknown. `anchors` (float32) contains the global feature factors, with one row per
+    code and one column per phenotype, or is empty until there are factors. In mode "none", requests
+    without factors ask for co-occurrences. If code lists are long, the first request asks for code
+    counts. `selection` (int32) contains the positions of each mode's selected codes, or is empty
+    if all codes are used. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives each
+    phenotype's usage in each slot, and the standard deviation of that usage's noise. `secure` is
+    the stage of a secure sum. `answered` maps each site to the last round in which the server
+    received the site's reply. `digest` and `terms` do not cover `secure` and `answered`.
     """
 
     job: str
@@ -76,7 +76,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and config without empty strings, whose size Flower cannot measure."""
+        """Return arrays and a config without empty strings, whose size Flower cannot measure."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -108,7 +108,7 @@ class RoundRequest:
             raise MessageError(f"request: {error}") from None
         secure = SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
         rounds = _whole(config, "rounds", least=1)
-        # There is no budget for a round after the planned rounds.
+        # The plan has no budget for rounds beyond the planned number.
         number = _whole(config, "round", least=1, most=rounds)
         present = _present(arrays)
         selection = [array for array in present if array.dtype == np.int32]
@@ -138,7 +138,7 @@ class RoundRequest:
 
     @property
     def rule_name(self) -> str:
-        """Name of the rule. The default is the privacy mode's own rule."""
+        """Name of the rule, which defaults to the privacy mode's own rule."""
         return self.rule or self.privacy.default_rule
 
     @cached_property
@@ -224,7 +224,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a message's arrays, without the placeholder that is sent in place of an empty list."""
+    """Return a message's arrays, without the placeholder that stands for an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")
@@ -242,7 +242,7 @@ def _checked_factors(arrays: Sequence[NDArray[Any]], rank: int) -> Factors:
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check positions of codes. `site.round.check_modes` later checks their upper limit."""
+    """Check codes' positions, except for their upper limit (see `site.round.check_modes`)."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():

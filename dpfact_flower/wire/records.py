@@ -1,8 +1,8 @@
-"""The layout of requests and replies in Flower's records.
+"""Read and write requests and replies in Flower's records.
 
 Both generations of strategies use the layout of Flower's compatibility layer (`fitins`, `fitres`).
 A `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The names are copied here,
-because the module of Flower that defines them has moved between versions.
+because the Flower module that defines them has moved between versions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return how many bytes Flower sends for messages and all their objects."""
+    """Return the number of bytes that Flower sends for messages and all their objects."""
     with no_object_id_recompute():
         stored = [part for each in messages for part in get_all_nested_objects(each).values()]
         return sum(len(part.deflate()) for part in stored)

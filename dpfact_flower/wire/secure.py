@@ -1,7 +1,7 @@
-"""The part of a request that names the stage of a secure sum.
+"""Define the part of a request that describes a stage of a secure sum.
 
-The stage `keys` happens once per job, `sum` once per release, and `open` only if lost sites are
-allowed. The stage does not change the requested release, so a request's digest leaves it out.
+The stage `keys` occurs once per job, `sum` once per release, and `open` only if lost sites are
+allowed. The stage does not change the requested release, so request digests do not cover the stage.
 """
 
 import json
@@ -32,12 +32,12 @@ class MemberKey(NamedTuple):
 
 @dataclass(frozen=True)
 class SecureStage:
-    """A stage of the exchange.
+    """A stage of a secure sum.
 
     If a site is lost, another `attempt` follows with fewer sites. `members` lists all sites that
-    sent keys, sorted by name. `asked` lists the sites in this attempt. In the stage `keys`, it
-    lists the sites whose keys are requested. In the stage `open`, `sealed` maps each sender to the
-    share that it sealed for this site.
+    sent keys, sorted by name. `asked` lists the sites in this attempt or, in the stage
+    `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps each sender to
+    the share that the sender sealed for this site.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -52,7 +52,7 @@ class SecureStage:
         return tuple(member.site for member in self.members) or self.asked
 
     def to_text(self) -> str:
-        """Return JSON text for the request's config."""
+        """Return the stage as JSON text for the request's config."""
         return json.dumps({
             "stage": self.stage, "attempt": self.attempt,
             "members": [[m.site, _text(m.key), _text(m.signature)] for m in self.members],

@@ -1,4 +1,4 @@
-"""Store a ledger on disk: its rows, its file, a note of its newest head, and its key.
+"""Store a ledger's rows, key and newest head on disk.
 
 Each row is a JSON document that is chained to the previous row by a hash.
 """
@@ -27,11 +27,11 @@ from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 
 START = "0" * 64
-"""The hash that the first row uses in place of a previous row's hash."""
+"""The hash used in place of a previous row's hash in the first row."""
 
 
 class ReleaseKey(NamedTuple):
-    """The identity of a request. Requests with the same identity always get the same bytes.
+    """The identity of a request. Requests with equal identities always get the same bytes.
 
     `fingerprint` is the `data_tag` of the site's tensor, and `request` is the digest of the whole
     request.
@@ -65,7 +65,7 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
-    `payload_kept` says whether the ledger keeps the bytes. `recorded` is the time of the request in
+    `payload_kept` says whether the ledger has the bytes. `recorded` is the time of the request in
     UTC, by the site's clock. `shapes` is empty if nothing left the site, and `events` is empty if
     values left the site without noise.
     """
@@ -84,7 +84,7 @@ class LedgerRow:
     events: tuple[ReleaseEvent, ...]
 
     @classmethod
-    @lru_cache(maxsize=1024)  # one request reads all rows several times
+    @lru_cache(maxsize=1024)  # all rows are read several times per request
     def read(cls, number: int, document: str, hash_: str, kept: bool) -> Self:
         """Parse a row from a document created by `document_of`."""
         fields = from_json(document)
@@ -100,7 +100,7 @@ class LedgerRow:
 
     @property
     def shared(self) -> bool:
-        """Whether the release is a share of a secure sum. The ledger keeps no values of a share."""
+        """Whether the release is a share of a secure sum, whose values the ledger does not keep."""
         return any(event.shared for event in self.events)
 
     @property
@@ -117,7 +117,7 @@ class LedgerRow:
 
 
 def chained(previous: str, document: str) -> str:
-    """Return a row's hash, the SHA-256 of the previous row's hash and the row's document."""
+    """Return a row's hash, which is the SHA-256 of the previous row's hash and the document."""
     return digest_of(f"{previous}\n{document}".encode())
 
 
@@ -140,7 +140,7 @@ def digest_of(content: bytes) -> str:
 
 
 def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
-    """Return all arrays' values in C order, as little-endian float32, or int64 for a share."""
+    """Return all values in C order as little-endian float32, or as int64 for a share."""
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     return b"".join(np.ascontiguousarray(array).data for array in little)
 
@@ -224,29 +224,29 @@ def translated(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StateError(f"{path}: {error} ({name})") from None
     except (OverflowError, UnicodeError) as error:
-        # SQLite may quote a damaged schema in a message that cannot be decoded.
+        # An SQLite message may quote a damaged schema, so the message cannot be decoded.
         raise StateError(f"{path}: {type(error).__name__}") from None
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file with the newest head. No job may use this file's name."""
+    """Return the path of the file that notes the newest head. No job can have this name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the newest head from the note, or None if none can be read, which is no fault."""
+    """Return the head from the note, or None if the note is missing or unreadable (no fault)."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())
     return None
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Note the newest head. A failure is ignored, because the charge is already recorded."""
+    """Note the newest head. Failures are ignored, because the charge is already recorded."""
     with suppress(Exception), files.replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
 
 
-# With a plain hash of the data, anyone who knows all other patients' data could test whether a
+# If the data's hash had no key, anyone who knows all other patients' data could test whether a
 # given patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
 # continue, but all charges still count.
 
@@ -278,5 +278,5 @@ def data_key(folder: Path) -> bytes:
 
 
 def data_tag(folder: Path, fingerprint: str) -> str:
-    """Return a fingerprint's HMAC under the site's key, for the ledger and the site's state."""
+    """Return a fingerprint's HMAC under the site's key, as used in the ledger and the state."""
     return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

@@ -33,10 +33,10 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 class Ledger:
     """A site's open ledger, which must be closed or used as a context manager.
 
-    If a hash is wrong, all methods that read the ledger raise an error, except for `verify`.
+    If a hash is wrong, all methods that read the ledger except `verify` raise an error.
 
-    With `create`, a missing ledger is created. The caller must be sure that none ever existed,
-    because a new ledger has its whole budget left. With `durable`, `charge` waits for the disk.
+    If `create` is true, a missing ledger is created. The caller must be sure that none existed
+    before, because a new one has its whole budget left. If `durable`, `charge` waits for the disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -60,7 +60,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file. Every charge has already been written to it."""
+        """Close the file, to which every charge has already been written."""
         self._connection.close()
 
     # --- Answers ----------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Ledger:
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """Return a round's recorded release, or None if the round has no row or no stored bytes."""
+        """Return a round's recorded release, or None if there is no row or no stored payload."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             if row is None:
@@ -96,7 +96,7 @@ class Ledger:
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return all charged events in order, or only one job's charged events."""
+        """Return all charged events in order, or only those of one job."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
@@ -162,8 +162,8 @@ class Ledger:
     def verify(self, noted: Head | None = None) -> list[str]:
         """Return all problems with the file, the hashes, the released bytes or the noted heads.
 
-        `noted` is an earlier head. Its row must still exist unchanged. Without `noted`, the removal
-        of the newest rows may go undetected. The text of a problem never contains a released value.
+        `noted` is an earlier head, whose row must still exist unchanged. If `noted` is None, the
+        removal of the newest rows may go undetected. No problem's text contains a released value.
         """
         problems: list[str] = []
         try:
@@ -176,12 +176,12 @@ class Ledger:
                     problems.extend(_payload_problems(row, _payload_of(connection, row)))
                 if noted is not None:
                     problems.extend(_rolled_back(connection, noted))
-        except StateError as error:  # stop the search at an unreadable page
+        except StateError as error:  # an unreadable page ends the search
             problems.append(str(error))
         return problems
 
     def _read(self, connection: sqlite3.Connection) -> tuple[list[LedgerRow], list[str]]:
-        """Return the valid rows, and each problem that leaves the spent budget unknown."""
+        """Return the valid rows, and all problems that make the spent budget uncertain."""
         rows: list[LedgerRow] = []
         problems, previous = [], START
         found = connection.execute(
@@ -220,7 +220,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether this release is recorded. Refuse a new release for an answered round."""
+        """Return whether this release is recorded. Refuse other releases for an answered round."""
         # Within a job, round numbers always increase.
         last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
@@ -246,7 +246,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check who owns the ledger and its journal, because a journal could alter the ledger."""
+        """Check the ownership of the ledger and its journal, which could alter the ledger."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 
@@ -286,7 +286,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if bytes that must be kept are missing, or if kept bytes have changed."""
+    """Yield a problem if the bytes to keep are missing, or if they have changed."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:

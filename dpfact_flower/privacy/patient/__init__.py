@@ -1,4 +1,4 @@
-"""Plan, compute and perturb the releases in patient mode.
+"""Plan, compute and perturb patient mode's releases.
 
 `plan` derives the releases and their cost from public facts. `statistics` (with `pairs`) computes
 bounded sums. `releases` adds noise. The proof is in ``docs/explanation/proof.md``.

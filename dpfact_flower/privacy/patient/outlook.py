@@ -1,8 +1,8 @@
-"""Forecast the outcome of a run in patient mode, and the resources it needs, from public facts.
+"""Forecast, from public facts, a patient-mode run's outcome and the resources that it needs.
 
 The forecast is the chance that every model of a real cohort beats every fit to shuffled data
-(docs/results.md). The chance depends only on the *strength*, that is, the signal times the square
-root of the rank. This relation was calibrated on real cohorts.
+(docs/results.md). The chance depends only on the *strength*, which is the signal times the square
+root of the rank. This dependence was calibrated on real cohorts.
 """
 
 import math
@@ -16,31 +16,31 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the chance is one half, and slope of the chance's log-odds over the logarithm
-of strength (docs/explanation/start.md)."""
+"""Strength at which the chance is one half, and slope of the chance's log-odds plotted against the
+logarithm of the strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
 """Lowest strength at which the verdict is good."""
 _CLEAR = 1.5
-"""Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""
+"""Signal above which distinct phenotypes are recovered, so that no run is called hopeless."""
 _MANY_CODES = 2_000
-"""Total number of codes above which the start is so large that fewer codes are proposed."""
+"""Total number of codes above which fewer are proposed, because the start becomes too large."""
 BYTES_A_VALUE = 48
-"""Bytes of memory for one value of a release: one thread's sum, noise and packing (37 measured)."""
+"""Bytes of memory per released value, for one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Largest number of sites that the start treats separately rather than in groups (`estimation`)."""
+"""Largest number of sites that the start treats individually, not in groups (`estimation`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
-"""The server's memory in bytes per value: for a site's start, for a site or group to which
-candidates are fitted, and for work matrices."""
+"""The server's memory in bytes per value, for each site's start, each site or group to which
+candidates are fitted, and working matrices."""
 _SURROGATE_BYTES = 80_000_000
-"""The server's memory in bytes for surrogate patients, which are made after the start."""
+"""The server's memory in bytes for surrogate patients, which are generated after the start."""
 _SENT_BITS, _MASKED_BITS = 12, 32
-"""Bits per value in a message (docs/explanation/noise.md), and per masked value (48 if `patients`
-is unknown)."""
+"""Bits per value in a message (docs/explanation/noise.md), and bits per masked value (48 if
+`patients` is unknown)."""
 
 
 class Facts(NamedTuple):
-    """Public facts about a run, where 0 means unknown. `sizes` counts each mode's kept codes."""
+    """Public facts about a run. Unknown numbers are 0. `sizes` counts each mode's kept codes."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -55,7 +55,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Noise variance, summed over the vectors that the server learns, in units of sigma**2."""
+        """Total noise variance of the vectors that the server learns, in units of sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -68,7 +68,7 @@ class Facts(NamedTuple):
         """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
 
         The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. The noise is that of all sites, for a `bound` of 1.
+        column of the largest mode. The noise comes from all sites, with a `bound` of 1.
         """
         if not self.known:
             return 0.0
@@ -77,7 +77,7 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity that could be changed on its own to improve the forecast.
+    """A quantity that could improve the forecast if it alone were changed.
 
     `good` is the value that makes the verdict good, or 0 if none does. `chance` is the forecast
     after doubling the quantity. The rank and the number of codes are halved instead.
@@ -89,7 +89,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text. It is rounded up unless the lever is the rank or the number of codes."""
+        """`good` as text, rounded up unless the lever is the rank or the number of codes."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -98,13 +98,13 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The forecast for a plan, from public facts alone. Values are NaN if the facts are unknown.
+    """The forecast for a plan, from public facts alone. Unknown numbers are NaN.
 
     `sentence` gives the verdict in plain words, with the changes that would help. `signal` compares
     the number of patients per phenotype with the noise in the start. For I patients, R phenotypes,
-    n codes and T sites, it is ``(I / R) / (sigma sqrt(2 n T))``. The size of the noise is the
-    largest eigenvalue of a random matrix. `chance` is the chance that every model of a real cohort
-    beats every null model. The most helpful `levers` come first.
+    n codes and T sites, `signal` is ``(I / R) / (sigma sqrt(2 n T))``. The denominator is the
+    noise's size, the largest eigenvalue of a random matrix. `chance` is the chance that every model
+    of a real cohort beats every null model. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -117,7 +117,7 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` is for the largest release, without patients' data. `server` is for the start, and is 0
+    `memory` covers the largest release, but not patients' data. `server` covers the start, and is 0
     if the number of sites is unknown. If there are many codes, `codes` suggests how many to keep.
     """
 
@@ -151,7 +151,7 @@ def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: flo
 
 
 def delta_warning(delta: float, patients: int) -> str:
-    """Return a warning if delta exceeds 1 / patients, or "". If `patients` is 0, return ""."""
+    """Return a warning if delta exceeds 1 / patients, or else "". For 0 patients, return ""."""
     if delta * patients <= 1:
         return ""
     safe = 10.0 ** -math.ceil(math.log10(10 * patients))
@@ -183,7 +183,7 @@ def _levers(
     """Return a run's levers, the most helpful first.
 
     Strength is proportional to mu and to the number of patients, and inversely proportional to the
-    square roots of rank and number of codes. In secure sums, more sites add hardly any noise.
+    square roots of the rank and the code count. In secure sums, more sites add hardly any noise.
     """
     lacking = GOOD_STRENGTH / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
@@ -206,7 +206,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a value of `codes` that keeps at most `most` codes. Short modes keep all codes."""
+    """Return a value of `codes` for at most `most` codes. Short modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))
@@ -240,7 +240,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Return the change to a lever that would make the verdict good, or ""."""
+    """Return the change to a lever that would make the verdict good, or "" if there is none."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

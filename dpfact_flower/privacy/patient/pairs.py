@@ -1,13 +1,13 @@
-"""Compute a patient's part of the start (the co-occurrences of codes) in compiled code.
+"""Compute each patient's part of the start (co-occurrences of codes) with compiled code.
 
 X is the patient's slice of the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n)
-is the off-diagonal part of X_(n) X_(n)^T. It shows which codes of mode n occur with the same codes
+is the off-diagonal part of X_(n) X_(n)^T, and shows which codes of mode n occur with the same codes
 of the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
 norm 1, and blocks for two modes are multiplied by `CROSS`. Then all blocks together are scaled to
 norm 1.
 
-Only the total persists between patients. Cells are sorted, so sums do not depend on the order of
-the data.
+Only the total is kept from one patient to the next. Cells are sorted, so sums do not depend on the
+order of the data.
 """
 
 import math
@@ -20,7 +20,7 @@ from dpfact_flower.tensor.triangle import strict_row, strict_size
 
 _row, _size = compiled()(strict_row), compiled()(strict_size)
 CROSS = 2.0
-"""Weight of a block for two modes, relative to a block for one mode (docs/explanation/start.md)."""
+"""Weight of two-mode blocks, relative to one-mode blocks (docs/explanation/start.md)."""
 
 
 @compiled()
@@ -51,7 +51,7 @@ def add_pairs(
 
 @compiled()
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
-    """Give numbers to one patient's distinct codes, mode by mode, in ascending order.
+    """Number one patient's distinct codes, mode by mode, in ascending order.
 
     Return three arrays. The first lists the distinct codes, as positions among the codes of all
     modes. The second lists each mode's first number and ends with the number of codes. The third,
@@ -82,7 +82,7 @@ def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
 
 @compiled()
 def _sorted_by_column(places: Array, mode: int) -> Array:
-    """Return the order of cells in which each column of the unfolding along `mode` is contiguous.
+    """Return an order of cells that makes each column of the unfolding along `mode` contiguous.
 
     The sorts are stable. Within a column, cells keep their original order, which is ascending in
     `mode`.

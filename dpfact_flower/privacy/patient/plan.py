@@ -5,8 +5,8 @@ compute the same plan from the same settings.
 
 The budget is planned in Gaussian DP. First, epsilon and delta are reduced by the slack for discrete
 noise. Then mu is the largest value that the reduced epsilon and delta allow, and all releases
-together cost ``rho = mu^2 / 2``. Above epsilon 500, the slack is not proven, so tight zCDP is used.
-With either method, `account` returns at most epsilon for the plan's releases.
+together cost ``rho = mu^2 / 2``. If epsilon exceeds 500, tight zCDP is used, because the slack is
+not proven. With either method, `account` returns at most epsilon for the plan's releases.
 
 The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
 """
@@ -45,22 +45,22 @@ from dpfact_flower.tensor.triangle import strict_size
 _START_SHARE = 0.7
 """Share of the model's budget for the start. The start decides which optimum is reached."""
 _ROUND = 4.0
-"""Signal (of one refinement with the whole budget) for which one more round is planned."""
+"""Signal (of one refinement with the whole budget) required for each planned round."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
-"""Largest number of refinement rounds, and the rank above which the planned number falls as 1 /
-rank, because each round takes longer."""
+"""Largest planned number of refinement rounds, and the rank above which the number decreases as
+1 / rank, because each round takes longer."""
 _BOUND, _WIDEST = 0.1, 1.0
-"""Smallest and largest norm to which a refinement's parts are clipped. Clipping causes bias:
-patients whose data the model explains well get less weight. A bound of 1 clips few parts."""
+"""Smallest and largest planned norm to which a refinement's parts are clipped. Clipping gives less
+weight to patients whose data the model explains well. A bound of 1 clips few parts."""
 _WIDER = 0.1
 """Ratio of the bound to signal * rank / codes. With more codes, parts have smaller norms."""
 _CLEAR = 1000.0
 """Refinements are averaged over rounds if the signal with the whole budget is below this value."""
 _MEMORY = 0.5
-"""Weight of the earlier rounds when refinements are averaged."""
+"""Weight of earlier rounds when refinements are averaged."""
 _MOST_NOISE = 1e4
-"""Largest ratio of sigma to sensitivity, to limit the number of releases. Even a nearly free
-release makes the site read its patients' data, and the server sees how long this takes."""
+"""Largest allowed ratio of sigma to sensitivity, which limits the number of releases. Even a nearly
+free release makes the site read patients' data, and the server sees how long reading takes."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""
 _ROUNDING = 1 - 1e-12
@@ -69,7 +69,7 @@ _ROUNDING = 1 - 1e-12
 
 @dataclass(frozen=True)
 class PatientPlan:
-    """The releases in a run, one per Flower round, followed by a last round without a release.
+    """A run's releases, one in each Flower round except the last.
 
     `start_share` is the start's share of the budget that remains after the code counts. Every mode
     is refined `refine_rounds` times, with patients' parts clipped to norm `bound`. The server
@@ -110,7 +110,7 @@ class PatientPlan:
         return tuple(release.event(modes, seeded=seeded) for release in self.releases)
 
     def guarantee(self, *, seeded: bool = False) -> Guarantee:
-        """Return the guarantee of the whole run for each site's patients."""
+        """Return the whole run's guarantee for each site's patients."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
         return account(self.events(modes, seeded=seeded), self.delta)
 
@@ -122,8 +122,8 @@ def plan_patient(
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
     planned values, which also depend on `sites` and ``settings.patients``. The server sends these
-    three values to the sites. With them, the schedule depends only on epsilon, delta, sizes and
-    rank. Each site therefore computes the same schedule.
+    three values to the sites. The schedule then depends only on epsilon, delta, sizes and rank, so
+    each site computes the same schedule.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -165,7 +165,7 @@ def plan_patient(
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
-    """Before any large array is made, refuse releases that are too large for a site."""
+    """Refuse releases that are too large for a site, before any large array is allocated."""
     start, refinement = strict_size(sum(kept)), rank * max(kept) + rank * rank
     sizes = "x".join(map(str, every))
     for what, count, most, advice in (

@@ -1,10 +1,10 @@
-"""The releases in patient mode: their kinds, their place in a plan, and their noise.
+"""Define patient mode's releases: their kinds, their place in a plan, and their noise.
 
 To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses releases on the server
 (`server.patient`). All other code looks up a kind by its name.
 
 `release` adds all of the noise to a sum, and `share` adds one site's part of the noise. Both take
-sensitivity and noise level only from a `BoundedSum` (``docs/explanation/proof.md``).
+the sensitivity and the noise level only from a `BoundedSum` (``docs/explanation/proof.md``).
 """
 
 import math
@@ -36,8 +36,8 @@ class PlannedRelease:
 
     `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` is the
     largest norm of one patient's part. `sigma` is the standard deviation of each value's noise, in
-    real units. `rho` is the zCDP cost. The Gaussian-DP cost is ``sqrt(2 rho)``. With secure sums,
-    `count` is the number of values in each slot, and `sharing` says how sites share the noise.
+    real units. `rho` is the zCDP cost. The Gaussian-DP cost is ``sqrt(2 rho)``. In secure sums,
+    `count` is the number of values per slot, and `sharing` defines how sites share the noise.
     """
 
     kind: str
@@ -62,12 +62,12 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the server's question to `members` in one attempt at a secure sum."""
+        """Return the server's question to `members` in an attempt at a secure sum."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:
-        """Return the name of the release's event, given the names of the feature modes."""
+        """Return the name of the release's event, given the feature modes' names."""
         kind = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
         return f"round {self.round}, {kind}"
 
@@ -82,7 +82,7 @@ class PlannedRelease:
 
 
 Ridge = Callable[[], NDArray[np.float64]]
-"""A function that computes a refinement's ridge from earlier releases."""
+"""Function that computes a refinement's ridge from earlier releases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,9 @@ class ReleaseKind:
     """A kind of release.
 
     `size` computes the number of values in a release. Its arguments are the number of codes in each
-    mode before selection, the number after selection, the mode, and the rank. If `clipped`, a
-    patient's part is clipped to the run's `bound`. Otherwise, its norm is at most 1. `carries`
-    names the fields that a request for this kind may carry in addition to the settings.
+    mode before selection, the number after selection, the mode, and the rank. If `clipped` is
+    true, a patient's part is clipped to the run's `bound`, and otherwise has a norm of at most 1.
+    `carries` names the fields that a request for this kind may carry in addition to the settings.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -139,7 +139,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields that a request for `planned` may carry. None means the last round."""
+    """Return the fields that a request for `planned`, or for the last round (None), may carry."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 
@@ -151,9 +151,9 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. All
-    later steps are post-processing. The noisy integers are rounded to multiples of a step
-    (`step_of`) and converted to float32 in real units.
+    The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. After
+    the noise is added, all steps are post-processing: the noisy integers are rounded to multiples
+    of a step (`step_of`) and converted to float32 in real units.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
@@ -177,8 +177,8 @@ def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, nam
     """Add this site's part of the noise that all sites share.
 
     The sum goes into the site's slot, and noise goes into all slots. The integers are not rounded,
-    because a sum of rounded values would not be a function of the exact sum. They must be masked
-    before they leave the site. `bounded` must have the noise level of this site's part.
+    because a sum of rounded values would not be a function of the exact sum. The integers must be
+    masked before they leave the site. `bounded` must have the noise level of this site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

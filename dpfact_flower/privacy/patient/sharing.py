@@ -15,7 +15,7 @@ from dpfact_flower.settings import PrivacySettings
 
 LEAST_SITES = 3
 _SLOTS = 2
-"""Default number of slots. With a single slot, phenotypes that occur at only one site are lost."""
+"""Default number of slots. A single slot loses phenotypes that occur at only one site."""
 
 
 class Sharing(NamedTuple):
@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the sigma of one site's noise, such that `honest` sites together reach `sigma`."""
+        """Return the sigma of one site's noise with which `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
@@ -43,7 +43,7 @@ class Sharing(NamedTuple):
 
     @property
     def claim(self) -> str:
-        """The privacy claim for all sites' releases together, and its condition."""
+        """The privacy claim for all sites' releases together, and the claim's condition."""
         return (
             "proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"

@@ -1,7 +1,7 @@
-"""Compute the statistics of patient mode: sums of bounded parts over a site's patients.
+"""Compute patient mode's statistics, which are sums of bounded parts over a site's patients.
 
-The unit of privacy is one patient, that is, all cells in one slice of mode 0. Two neighbouring data
-sets differ by one patient, who is present in only one of them. Each kind of release has its own
+The unit of privacy is one patient, with all cells in one slice of mode 0. Neighbouring data sets
+differ by one patient, who is present in only one of them. Each kind of release has its own
 statistic: `code_counts`, `cooccurrence` or `refinement`.
 
 The sensitivity bound holds for these reasons. A patient's part depends only on the patient's own
@@ -33,7 +33,7 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Largest number of coordinate-descent sweeps over one patient's factor."""
 _SETTLED = 1e-6
-"""A patient's factor, of scale 1, has converged if all changes in a sweep are below this value."""
+"""A patient's factor (of scale 1) has converged if all changes in a sweep are below this value."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Limits below which numbers count as 0, for entries of factors, changes in a patient's factor, and
 entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
@@ -56,7 +56,7 @@ _MOST_SHARED = 4_000_000  # largest sum of which every thread has a copy
 class BoundedSum:
     """An exact sum over a site's patients, to which noise can be added.
 
-    `total`, of shape (count,), is in units of `grid`. `total` has no noise, so it must not leave
+    `total`, of shape (count,), is in units of `grid`. `total` has no noise and must not leave
     the site. `sensitivity` is the largest L2 norm of one patient's part, and therefore of the
     change when a patient is added or removed. The noise will have standard deviation `sigma`.
     """
@@ -67,7 +67,7 @@ class BoundedSum:
 
     @property
     def grid(self) -> float:
-        """The value of one unit in `total`."""
+        """The value of one unit of `total`."""
         return self.sigma / SIGMA
 
 
@@ -116,8 +116,8 @@ def refinement(
     The sum contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or
     removing a patient changes the sum by at most `bound` in L2 norm.
 
-    `factors` (one per feature mode) and `ridge`, of shape (R,), are public or released. An infinite
-    ridge removes a phenotype. The plan has limited the size of the sum to `MOST_REFINED`.
+    `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
+    infinite ridge removes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -154,7 +154,7 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Return the number of threads for a sum of this size. It must not depend on patients' data."""
+    """Return the number of threads for a sum, which must not depend on patients' data."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
@@ -165,7 +165,7 @@ def _summed(
 
     Integers are added exactly, so the division of patients among threads does not affect the
     result. ``add_up(starts, *arguments, total)`` adds some patients' parts to `total`. `starts`
-    lists the first non-zero of each of them, and ends with the index after their last non-zero.
+    lists each such patient's first non-zero, and ends with the index after the last non-zero.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")

@@ -1,4 +1,4 @@
-"""Secure sums, which reveal only the sum of the sites' integer vectors to the server.
+"""Compute secure sums, which reveal only the sum of the sites' integer vectors to the server.
 
 Each site adds a share of the noise and hides its vector under masks that cancel in the sum
 (Bonawitz et al. 2017). The functions here do not use Flower, the disk or the settings. The

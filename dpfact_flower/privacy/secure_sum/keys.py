@@ -1,8 +1,8 @@
-"""The members of secure sums, their signed keys, and the question that the server asks them.
+"""Define the members of secure sums, their signed keys, and the server's questions to them.
 
 Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) among themselves. For
-each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. Without the
-long-term key, the server cannot impersonate the site.
+each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. The server does
+not have the long-term key, so it cannot impersonate the site.
 """
 
 import base64
@@ -23,7 +23,7 @@ _KEY, _SIGNATURE = 32, 64  # bytes
 
 
 def new_signing_key() -> bytes:
-    """Make a long-term key, and return the content of its PEM file."""
+    """Generate a long-term key, and return it as the content of a PEM file."""
     return Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -78,8 +78,8 @@ class Terms:
     """The public terms of all secure sums in a job, which are the same for every site.
 
     `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
-    names of all H sites in order. At most T sites collude with the server, where T is `colluding`.
-    At most D sites are lost from a sum, where D is `dropouts`.
+    names of all sites in order. At most `colluding` sites collude with the server, and at most
+    `dropouts` sites are lost from a sum.
     """
 
     job: str
@@ -125,7 +125,7 @@ def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519Priva
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list with an unknown site, a key that its owner did not sign, or too few sites."""
+    """Refuse a list with an unknown site, a key not signed by its owner, or too few sites."""
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(

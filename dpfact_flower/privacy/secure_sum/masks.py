@@ -4,8 +4,8 @@ Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping bi
 word is post-processing. Rounding a vector before masking is not post-processing, because a sum of
 rounded vectors is not a function of the exact sum.
 
-ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are shared
-by Shamir's method (1979) modulo the prime 2**255 - 19.
+ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
+into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
 """
 
 import math
@@ -25,14 +25,14 @@ from dpfact_flower.privacy.secure_sum.keys import hashed
 
 Words = NDArray[np.uint64]
 MOST_WIDTH = 6
-"""Largest number of bytes that are sent for a masked word."""
+"""Largest number of bytes sent for a masked word."""
 LOW = 16
-"""Number of low bits that are never sent. Together, these bits are below 2**16, which is 1/256 of
-the standard deviation of a site's noise."""
+"""Number of low bits that are never sent. Their value is below 2**16, 1/256 of the standard
+deviation of a site's noise."""
 _NOISE_BITS = 24
 PRIME = 2**255 - 19
 SEED_BYTES = 32
-"""Number of bytes in a seed or in a share. The lowest byte comes first."""
+"""Number of bytes in a seed or share. The lowest byte comes first."""
 _BLOCK = 1 << 14  # words per block, small enough for the cache
 
 
@@ -59,7 +59,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    The purpose names the sites, so keys differ even if a site copies another site's public key.
+    Every `purpose` names the sites, so keys differ even if a site copies another's public key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
@@ -84,7 +84,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return only the bits of each word that are sent, packed into bytes."""
+    """Return each word's bits to send, packed into bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -96,13 +96,13 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
     """
     total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
-        # The words overlap: above each word's sent bits lie bits of the next word.
+        # The words overlap. The bits above a word's sent bits belong to the next word.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Return, for each word, the integer closest to 0 that equals it modulo 2**(LOW + 8 width)."""
+    """Return the integers closest to 0 that equal the words modulo 2**(LOW + 8 width)."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
@@ -112,7 +112,7 @@ def _keystream(key: bytes) -> CipherContext:
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
-    """Draw a seed below the prime, uniform to within 2**-256 if the bytes are uniform."""
+    """Draw a seed below the prime. It is uniform to within 2**-256 if the bytes are uniform."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
     return number.to_bytes(SEED_BYTES, "little")
 
@@ -134,7 +134,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    `shares` maps places to shares. They are not authenticated, so a false one gives a wrong seed.
+    `shares` maps places to shares. These are not authenticated, so false shares give wrong seeds.
     """
     seed = 0
     for place, share in shares.items():

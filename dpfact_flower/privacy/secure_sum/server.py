@@ -1,4 +1,4 @@
-"""The server's part in a secure sum: it turns masked vectors and openings into the sum."""
+"""Compute the sum from masked vectors and openings, as the server's part in a secure sum."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Return the shares that other sites sealed for a site, to include in the request to open."""
+    """Return the shares that other sites sealed for a site, for the request to open the sum."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -36,7 +36,7 @@ def summed(
 
     Each member's error is uniform with a range of 2**16. Its variance is about a millionth of the
     noise variance. `answers` must hold every member's answer to `question`, and no member may be
-    `unopened`. With `dropouts` = 0, nothing is opened.
+    `unopened`. If `dropouts` is 0, nothing is opened.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:

@@ -1,4 +1,4 @@
-"""The site's part in a secure sum: compute its new state and its messages from its stored state.
+"""Compute a site's new state and messages in a secure sum from the site's stored state.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
 is sent. The functions in this module enforce three rules:
@@ -11,7 +11,7 @@ is sent. The functions in this module enforce three rules:
 Without these rules, a server could learn two sums in a round, one with and one without a given
 site. Their difference is the site's vector, protected by only one share of the noise. For the same
 reason, each site also adds a mask of its own, and shares the mask's seed among the other sites
-(Bonawitz et al. 2017). With `dropouts` = 0, a round has one attempt, no opening and no such masks.
+(Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt, no opening and no such masks.
 """
 
 import os
@@ -39,7 +39,7 @@ _Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh X25519 key for a job, deleted with the job."""
+    """A site's fresh X25519 key for a job, which is deleted together with the job."""
 
     __pydantic_config__ = _KEPT
     terms: Terms
@@ -78,14 +78,14 @@ class RoundState:
 
 
 def to_json(kept: JobSecrets | RoundState) -> bytes:
-    """Return a stored object as JSON, without a round's vector."""
+    """Return a stored object as JSON, omitting a round's vector."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(type(kept)).dump_json(kept, exclude={"noisy"})
 
 
 def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
-    """Rebuild a stored object from the result of `to_json`. Raise a ValueError if damaged."""
+    """Rebuild a stored object from the result of `to_json`. Raise a ValueError for damaged text."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(kind).validate_json(text, strict=True)
@@ -98,7 +98,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Return a fresh key for a job. Only its `member` is sent."""
+    """Return a job's secrets with a fresh key. Only the secrets' `member` is sent."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -111,7 +111,7 @@ def join(
 
 @dataclass(frozen=True)
 class Masked:
-    """A site's answer to an attempt: its masked words, and the sealed shares of its seed."""
+    """A site's answer to an attempt, with its masked words and the sealed shares of its seed."""
 
     context: bytes
     words: bytes = field(repr=False)
@@ -123,7 +123,7 @@ def check_question(
 ) -> RoundState | None:
     """Check a question without reading patients' data.
 
-    Return `state` if the question belongs to the same round, or None if it begins a new round.
+    Return `state` if the question belongs to the same round, or None if a new round begins.
     """
     keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
@@ -157,7 +157,7 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the round's new state. It must be on disk before the result of `masked` is sent.
+    """Return the round's new state, which must be on disk before the result of `masked` is sent.
 
     `draw` makes the noisy vector and is called once per round. Only simulations seed
     `random_bytes`.
@@ -201,7 +201,7 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """Return the round's new state. It must be on disk before its `opening` is sent.
+    """Return the round's new state, which must be on disk before the state's `opening` is sent.
 
     `sealed` holds the shares that other sites sealed for this site, keyed by site name. Damaged
     shares are ignored. A repeated request gets the same opening.
