@@ -90,7 +90,7 @@ class Deployment:
     services: dict[str, Service] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Restart ended processes when a restart is due."""
+        """Restart processes that have ended, when a restart is due."""
         for service in self.services.values():
             service.look()
 
@@ -141,7 +141,7 @@ class Deployment:
 
 @contextmanager
 def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
-    """Set up three hospitals and their centre, and end them afterwards."""
+    """Set up three hospitals and their centre, and stop all of them afterwards."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
     tls, port = folder / "tls", free_port()
