@@ -1,4 +1,4 @@
-"""Check who has a phenotype against the patients' codes, their deaths and the planted truth.
+"""Check phenotype assignments against patients' codes, their deaths and the planted truth.
 
     python -m simulation.studies.who_has data/diabetes --half report --rank 20 --epsilons inf 4 1
     python -m simulation.studies.who_has synthetic:demo --rank 12 --epsilons inf 4 1
