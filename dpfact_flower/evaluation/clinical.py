@@ -34,7 +34,7 @@ DRAWS = 20  # shuffled models
 CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500
-"""Largest number of codes that `known_pairs` compares. From a longer list, it draws a sample."""
+"""Largest number of codes that `known_pairs` compares. It samples a longer list at random."""
 _DIGITS = 9
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 

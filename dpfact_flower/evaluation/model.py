@@ -176,7 +176,7 @@ class GlobalModel:
         return library("pandas").DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
-        """Score a site's patients, old or new, for the phenotypes, which do not change.
+        """Score a site's patients, old or new, on the phenotypes, which stay fixed.
 
         In contrast, ``dpfact site refit`` fits the site's own model. Codes are matched by name. A
         site's list may be longer or in a different order, and may lack some, but not all, of the
@@ -198,7 +198,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model of a site's scores and the feature factors, with columns of norm 1."""
+        """Return a CP model: a site's scores, and the feature factors with columns of norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 

@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
 The Content-Security-Policy allows only the page's own script, identified by its hash. The same
-content gives the same bytes. The slow imports of matplotlib and Jinja2 wait until they are needed.
+content always gives the same bytes. matplotlib and Jinja2, which load slowly, are imported late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WIDTH = 9.6
 """Width of figures, in inches."""
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours that a page replaces with its own CSS variables, so that it can have a dark mode."""
+"""Colours that a page replaces with its CSS variables, so that the page can have a dark mode."""
 STYLE: Any = {  # matplotlib's own type lists every setting's name
     "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,

@@ -182,7 +182,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code with another phenotype's, low in this phenotype's list or absent."""
+    """Replace a leading code with another phenotype's code that ranks low or is absent here."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)
