@@ -73,7 +73,7 @@ def _exact_call(tensor: SparseTensor, rank: int) -> Callable[[], None]:
 
 
 def _threads(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    """Divide the wall time on one thread by that on one thread per processor."""
+    """Compare the wall time on one thread with that on one thread per processor."""
     processors = os.cpu_count() or 1
     label = f"scaling {name}, {processors} threads for one"
     found = []

@@ -52,7 +52,7 @@ class Service:
         """The process that the unit's supervisor started, or None while a restart is due."""
         children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
         with suppress(OSError):
-            # The first is the command: the others were adopted later.
+            # The first child is the command. The others were adopted later.
             for child in map(int, Path(children).read_text().split()):
                 return child
         return None
@@ -81,7 +81,7 @@ class Service:
 
 @dataclass
 class Deployment:
-    """A SuperLink, three hospitals, and what the centre needs to submit a run."""
+    """A SuperLink, three hospitals, and everything that the centre needs to submit a run."""
 
     folder: Path
     hospitals: list[Hospital]
@@ -95,13 +95,13 @@ class Deployment:
             service.look()
 
     def find(self, service: str, words: str) -> int | None:
-        """Find a process of a unit by words on its command line."""
+        """Find a unit's process by words in its command line."""
         return descendant(self.services[service].keeper, words)
 
     def allow(self, mode: str) -> None:
         """Let every hospital take part in a privacy mode, with a separate state folder per mode.
 
-        An executor reads its settings again for every message.
+        Executors read their settings again for every message.
         """
         epsilon = 0.0 if mode == "none" else 1e6
         for each in self.hospitals:

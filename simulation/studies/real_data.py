@@ -100,7 +100,7 @@ class Study:
     def rows(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield a row for the ceiling, for the null, and for patient mode at each epsilon."""
+        """Yield rows for the ceiling, for the null, and for patient mode at each epsilon."""
         for row, _ in self.cells(epsilons, seeds, nulls):
             yield row
 
@@ -217,7 +217,7 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of share of the best fit and factor match, by data set and rank.
+    """Return a Markdown table with the share of the best fit and the factor match.
 
     Private cells are in italics unless all models beat every null in both measures. The AUC follows
     after a semicolon. The ceiling's column also has the AUC of the raw codes.
