@@ -1,7 +1,7 @@
-"""Speed and memory, against peers and targets: ``make bench``.
+"""Measure speed and memory, and compare them with other libraries and targets: ``make bench``.
 
 Everything runs on one core. NumPy's BLAS and numba read these variables only when they are loaded,
-so they are set before anything else is imported. Child processes inherit them.
+so the variables are set before anything else is imported. Child processes inherit them.
 """
 
 import os

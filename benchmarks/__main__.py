@@ -1,6 +1,6 @@
-"""One run of all benchmarks: ``python -m benchmarks [--scale full|quick|smoke] [--out FOLDER]``.
+"""Run all benchmarks: ``python -m benchmarks [--scale full|quick|smoke] [--out FOLDER]``.
 
-All measurements are of this run, on one core, so that ratios compare like with like.
+All measurements come from the same run on one core, so that ratios compare like with like.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    """Measure, print the table, write ``bench.json``, ``machine.json`` and ``bench.png``."""
+    """Measure, print the table, and write ``bench.json``, ``machine.json`` and ``bench.png``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="folder for the results")

@@ -1,4 +1,4 @@
-"""A P-SGD pass in C, compiled on the spot, to compare the solver's kernels with."""
+"""Compile a P-SGD pass in C, for comparison with the solver's kernels."""
 
 import ctypes
 import os
@@ -15,17 +15,17 @@ from dpfact_flower.tensor.arrays import Array
 _SOURCE = Path(__file__).with_name("psgd.c")
 _FLAGS = (
     "-O3", "-march=native", "-shared", "-fPIC",
-    # What -ffast-math is made of. By its own name it would also link start-up code that lets the
-    # whole process take tiny numbers for zero.
+    # The components of -ffast-math. The option itself would also link start-up code that makes the
+    # whole process treat tiny numbers as zero.
     "-fassociative-math", "-freciprocal-math", "-ffinite-math-only", "-fno-signed-zeros",
     "-fno-trapping-math", "-fno-math-errno",
-    # Compilers leave half of an AVX-512 register unused unless they are asked.
+    # By default, compilers leave half of an AVX-512 register unused.
     *(("-mprefer-vector-width=512",) if platform.machine() in {"x86_64", "AMD64"} else ()),
 )  # fmt: skip
 
 
 class MissingCompilerError(RuntimeError):
-    """There is no C compiler, or it failed."""
+    """Raised when there is no C compiler or the compiler failed."""
 
 
 class CKernel:
@@ -34,14 +34,14 @@ class CKernel:
     Parameters
     ----------
     columns : int
-        Columns of the stack.
+        Number of columns in the stack.
     folder : Path
-        Where the library goes.
+        Folder for the compiled library.
 
     Raises
     ------
     MissingCompilerError
-        With the missing program, or the compiler's message.
+        If there is no compiler, or if it fails. The error contains the compiler's message.
     """
 
     def __init__(self, columns: int, folder: Path) -> None:
@@ -59,7 +59,7 @@ class CKernel:
         self._library = ctypes.CDLL(str(library))
 
     def visit(self, stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-        """Like the kernels' `visit`, for joint steps at non-zeros of three modes."""
+        """Take joint steps at the non-zeros of three modes, as in the kernels' `visit`."""
         visits, eta = ctypes.c_long(len(counts)), ctypes.c_float(step.eta)
         if step.gamma > 0:
             self._library.joint_elastic(

@@ -1,4 +1,4 @@
-"""Tasks for a fresh process, ``python -m benchmarks.child TASK ...``; prints one line of JSON.
+"""Run a task in a fresh process: ``python -m benchmarks.child TASK ...`` prints one line of JSON.
 
 No heavy module is imported before the clock starts.
 """
@@ -18,7 +18,7 @@ _HEAVY = ("torch", "ray", "sklearn", "pandas", "matplotlib", "scipy.optimize")
 
 
 def import_module(name: str) -> dict[str, Any]:
-    """Seconds of an import, and which heavy packages came with it."""
+    """Return the seconds that an import takes, and the heavy packages that it also imports."""
     began = time.perf_counter()
     importlib.import_module(name)
     seconds = time.perf_counter() - began
@@ -26,7 +26,7 @@ def import_module(name: str) -> dict[str, Any]:
 
 
 def public_names() -> dict[str, Any]:
-    """Seconds to import every public name, each of which is imported on first use."""
+    """Return the seconds needed to import every public name, each imported on first use."""
     began = time.perf_counter()
     package = importlib.import_module("dpfact_flower")
     for name in package.__all__:
@@ -40,9 +40,9 @@ def _heavy() -> list[str]:
 
 
 def answer(data: str, privacy: str) -> dict[str, Any]:
-    """Seconds from the first import to the reply to round 1, through Flower's ClientApp.
+    """Return the seconds from the first import to the reply to round 1 from Flower's ClientApp.
 
-    It includes Flower's own imports, which are also given apart, as is the processor's time.
+    They include Flower's own imports, whose time is also given separately, as is the CPU time.
     """
     began, cpu = time.perf_counter(), time.process_time()
     from flwr.app import MessageType
@@ -69,14 +69,14 @@ def answer(data: str, privacy: str) -> dict[str, Any]:
 
 
 def load(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
-    """Peak memory of loading a site's file and one round."""
+    """Return the peak memory for loading a site's file and computing one round."""
     from dpfact_flower.data.site_data import SiteData
 
     return _peak_of_round(SiteData.load(data).tensor, data, int(rank), solver)
 
 
 def only_round(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
-    """Peak memory of one round. The tensor is read without checks and copies."""
+    """Return the peak memory of one round. The tensor is read without checks or copies."""
     from dpfact_flower.machine.parsed import load_npz
     from dpfact_flower.tensor import SparseTensor
 
@@ -87,7 +87,7 @@ def only_round(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
 
 
 def large(patients: str, rank: str) -> dict[str, Any]:
-    """Times of the kernels on tensor L, and peak memory of a psgd round on it."""
+    """Return the kernels' times on tensor L, and the peak memory of a psgd round on this tensor."""
     import numpy as np
 
     from benchmarks.kernel import digits
@@ -109,7 +109,7 @@ def large(patients: str, rank: str) -> dict[str, Any]:
 
 
 def federate(out: str, config: str) -> dict[str, Any]:
-    """Run a whole federation in one process, and time its rounds and their parts."""
+    """Run an entire federation in one process, and time its rounds and their parts."""
     from benchmarks.parts import watch, watch_rounds
     from dpfact_flower.runtime.serve import federate as run
 
@@ -148,10 +148,10 @@ def _reset_peak() -> int:
 
 
 def _peak() -> int:
-    """Peak resident memory of this process, in bytes.
+    """Return this process's peak resident memory, in bytes.
 
-    On Linux a process inherits `ru_maxrss` from its parent, so a large parent hides a small child.
-    The high-water mark of the address space starts at zero.
+    On Linux, a process inherits `ru_maxrss` from its parent, so a large parent hides a small child.
+    The high-water mark `VmHWM`, in contrast, starts at zero.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -164,7 +164,7 @@ def _peak() -> int:
 
 
 def _request(data: str, rank: int, solver: str = "exact", privacy: str = "none") -> Any:
-    """Round 1's request for the modes of a site's file, of which only the sizes are read."""
+    """Return round 1's request for the modes in a site's file. Only the modes' sizes are read."""
     import numpy as np
 
     with np.load(data) as archive:
@@ -204,7 +204,7 @@ def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
 
 
 def read(folder: str, memory: str) -> dict[str, Any]:
-    """Seconds and peak memory of making a tensor of two event tables."""
+    """Return the seconds and peak memory needed to make a tensor from two event tables."""
     import duckdb  # noqa: F401 - its import is no reading
 
     from dpfact_flower.data.readers import event_tables
@@ -220,7 +220,7 @@ def read(folder: str, memory: str) -> dict[str, Any]:
 
 
 def scan(folder: str) -> dict[str, Any]:
-    """Seconds in which DuckDB reads every field of the same tables."""
+    """Return the seconds that DuckDB takes to read every field of the same tables."""
     import duckdb
 
     began, cpu = time.perf_counter(), time.process_time()
@@ -233,7 +233,7 @@ def scan(folder: str) -> dict[str, Any]:
 
 
 def scan_all(folder: str) -> dict[str, Any]:
-    """Seconds in which DuckDB reads every field of all CSV files of a folder."""
+    """Return the seconds that DuckDB takes to read every field of all CSV files in a folder."""
     import duckdb
 
     began, cpu = time.perf_counter(), time.process_time()
@@ -243,7 +243,7 @@ def scan_all(folder: str) -> dict[str, Any]:
 
 
 def read_ehr(kind: str, folder: str, memory: str, drugs: str) -> dict[str, Any]:
-    """Seconds and peak memory of a reader on the tables that `benchmarks.ehr` makes."""
+    """Return a reader's seconds and peak memory for the tables that `benchmarks.ehr` makes."""
     import duckdb  # noqa: F401 - its import is no reading
 
     from dpfact_flower.data.readers import runner

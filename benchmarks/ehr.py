@@ -1,11 +1,11 @@
-"""Made-up tables of MIMIC-III, MIMIC-IV and eICU at full size, read in bounded memory.
+"""Read made-up tables as large as those of MIMIC-III, MIMIC-IV and eICU in bounded memory.
 
 ``python -m benchmarks.ehr mimic3 [--scale 1] [--memory 500MB] [--drugs] [--keep FOLDER]``
 
-The tables are those that the readers need, with the columns and numbers of rows that PhysioNet
-publishes. They have random codes of which few are frequent, blanks, repeated rows and, in MIMIC-IV,
-both versions of ICD and rows without one. They hold nothing of a patient. The reader's speed is
-printed with that of DuckDB's plain scan of every field of the same files, in a process of its own.
+The tables are those that the readers need, with the columns and row counts that PhysioNet
+publishes. They have random codes (a few of them frequent), blanks, repeated rows and, in MIMIC-IV,
+both ICD versions and rows without a version. No real patient's data is used. The reader's speed is
+printed next to that of a plain DuckDB scan of every field of the same files, in its own process.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from benchmarks.processes import child
 
 
 class Made(NamedTuple):
-    """A table: rows at full size, and the SQL of each column over the row's number ``i``.
+    """A table: its row count at full size, and SQL for each column, given the row's number ``i``.
 
-    A number such as ``<46520>`` counts patients or stays, and shrinks with the tables.
+    A number such as ``<46520>`` counts patients or stays, and is scaled with the tables.
     """
 
     rows: int
@@ -32,12 +32,12 @@ def _blank(names: str, value: str = "NULL") -> dict[str, str]:
 
 
 def _draw(stream: int) -> str:
-    """SQL of a row's own number in [0, 1); a repeated row has the same one."""
+    """Return SQL for a row's random number in [0, 1). A repeated row has the same number."""
     return f"(hash(i, {stream}) % 1000003 / 1000003)"
 
 
 def _code(count: int, form: str = "{}") -> str:
-    """SQL of one of `count` codes, of which the first are frequent. One row of fifty has none."""
+    """Return SQL for one of `count` codes. The first are frequent. One row in fifty has no code."""
     number = f"lpad(floor({count} * pow({_draw(1)}, 3))::INTEGER::VARCHAR, 5, '0')"
     return f"CASE WHEN {_draw(2)} > 0.02 THEN {form.format(number)} END"
 
@@ -47,7 +47,7 @@ def _time(days: str, first: str = "2110-01-01") -> str:
 
 
 def _stay(patients: int, stays: int) -> dict[str, str]:
-    """Patient and admission of a row, from a random stay with number k."""
+    """Return SQL for a row's patient and admission, derived from a random stay with number k."""
     k, p = f"(hash(i, 7) % <{stays}>)", f"<{patients}>"
     return {"p": f"{k} % {p}", "h": f"{k} % {p} * 10 + {k} // {p}"}
 
@@ -151,11 +151,11 @@ SCHEMAS: dict[str, dict[str, Made]] = {
 }  # fmt: skip
 """MIMIC-III 1.4, MIMIC-IV 3.1 and eICU 2.0."""
 _REPEATED = 0.01
-"""Share of rows that are in a table twice."""
+"""Share of rows that occur twice in a table."""
 
 
 def make(kind: str, folder: Path, scale: float, *, drugs: bool = False) -> dict[str, int]:
-    """Write a schema's tables as CSV; returns the rows of each. Equal arguments, equal bytes."""
+    """Write a schema's tables as reproducible CSV files, and return each table's row count."""
     import duckdb  # noqa: PLC0415 - sets up threads
 
     rows = {}
@@ -182,7 +182,7 @@ def make(kind: str, folder: Path, scale: float, *, drugs: bool = False) -> dict[
 
 
 def main() -> None:
-    """Make the tables, scan them, read them, and print how fast."""
+    """Make, scan and read the tables, and print the speeds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ehr", description=__doc__)
     parser.add_argument("kind", choices=SCHEMAS)
     parser.add_argument("--scale", type=float, default=1.0, help="1 is the full size")

@@ -1,4 +1,4 @@
-"""Cost of a federation besides the solver: time in one process and in Ray, bytes on the wire."""
+"""Measure a federation's overhead: time in one process and in Ray, and bytes on the wire."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from dpfact_flower.evaluation.summary import Exchange
 from dpfact_flower.tensor import SparseTensor
 
 _TAU = 2
-"""Local passes per round. With more, the overhead's share falls."""
+"""Local passes per round. More passes would reduce the overhead's share."""
 _TARGET = 0.05
 _RAY_ROUNDS = 12
 _SITES = (1, 2, 4, 8)
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """Rows of runs in one process and in Ray: the demo, the sites of tensor M, more sites."""
+    """Return rows for runs in one process and in Ray: the demo, tensor M's sites, more sites."""
     patients = min(6000, 10 * scale.small)
     demo = {"solver": "exact", "privacy": "none", "start": "random", "rank": 12}
     demo |= {"rounds": scale.rounds}
@@ -33,7 +33,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
     run = _run("demo", patients, demo)
     found = [*_overhead("demo exact", run, None), *_bytes("demo exact", run)]
     found += _bytes_of_run("demo patient mode", _run("demo", patients, private))
-    if scale.name != "smoke":  # the same code again, and most of its time is imports
+    if scale.name != "smoke":  # this would run the same code again, mostly imports
         large = list(tensors)[-1]
         plain = {
             "privacy": "none",
@@ -54,7 +54,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
 
 
 def _sites(name: str, scale: Scale, plain: Mapping[str, Any]) -> list[Row]:
-    """The same patients at more and more sites."""
+    """Return rows for the same patients at more and more sites."""
     found = []
     for sites in _SITES:
         shares = {"shares": ",".join("1" * sites), "local": 0.0}
@@ -74,7 +74,7 @@ def _run(
 ) -> dict[str, Any]:
     """Federate a preset in a fresh process, or in Ray, and time its rounds and their parts.
 
-    For Ray the time is the server's own: a round until its last reply.
+    For Ray, the time is measured by the server, from a round's start to its last reply.
     """
     with tempfile.TemporaryDirectory() as place:
         folder, out = Path(place) / "data", Path(place) / "run"
@@ -104,7 +104,7 @@ def _run(
 
 
 def _simulate(out: Path, config: Mapping[str, Any]) -> None:
-    """Run in Flower's simulation, one virtual client at a time as in one process."""
+    """Run in Flower's simulation with one virtual client at a time, as in one process."""
     command = [sys.executable, "-m", "dpfact_flower", "simulate", "--out", str(out)]
     command += ["--cpus", str(os.cpu_count()), "--data", config["data"]]
     for key, value in config.items():

@@ -1,4 +1,4 @@
-"""The inner loop of psgd: against C, against float64, and on tensors beyond a hospital's size.
+"""Compare psgd's inner loop with C and float64 loops, and time it on tensors of extreme size.
 
 The compared loops take turns, so that a busy moment of the machine affects all of them. CPU time is
 measured, so that other processes do not count.
@@ -28,15 +28,15 @@ from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 
 _TARGETS = {"S": 15.0, "M": 15.0, "C": 20.0}
-"""Nanoseconds per non-zero of the steps of a joint pass without the elastic term."""
+"""Nanoseconds per non-zero for the steps of a joint pass without the elastic term."""
 
 _DIGITS = 4
-_PAPER_STEP = 0.01  # the larger the steps, the more a difference in rounding grows
-_VISITS = 4_000_000  # in a second of a repetition, at least
+_PAPER_STEP = 0.01  # larger steps amplify differences in rounding
+_VISITS = 4_000_000  # minimum number per second of a repetition
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """Rows of the kernels, for each tensor."""
+    """Return the kernels' rows for each tensor."""
     found: list[Row] = []
     for name, counts in {**tensors, **claims(scale)}.items():
         tensor = scaled(counts, SolverSettings())
@@ -86,7 +86,7 @@ def _against_c(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
 
 def _ratio(name: str, timing: Mapping[str, Timing], reason: str) -> Row:
-    """Median over the repetitions of the ratio within a repetition."""
+    """Return the row of a ratio, computed within each repetition; its value is their median."""
     if "C" not in timing:
         return Row(name, None, "x", 1.15, note=reason)
     pairs = zip(timing["vector"].seconds, timing["C"].seconds, strict=True)
@@ -98,7 +98,7 @@ def _ratio(name: str, timing: Mapping[str, Timing], reason: str) -> Row:
 
 
 def digits(tensor: SparseTensor, rank: int, passes: int = 2) -> float:
-    """Digits on which the RMSE of float32 kernels and of a float64 loop agree after some passes."""
+    """Return the number of digits to which float32 kernels and a float64 loop agree in RMSE."""
     settings = SolverSettings(rank=rank, solver="psgd", eta=_PAPER_STEP, zeros="none")
     factors, anchors = start(tensor, settings)
     step = replace(step_of(settings), gamma=0.0)
@@ -123,7 +123,7 @@ def _digits_row(name: str, value: float) -> Row:
 
 
 def _large(scale: Scale) -> list[Row]:
-    """Rows of tensor L, measured in its own process."""
+    """Return the rows of tensor L, measured in a separate process."""
     name = "L" if scale.whole else "L-thinned"
     need = 5e9 * scale.huge / 1e6
     if _available() < need:
@@ -146,7 +146,7 @@ def _large(scale: Scale) -> list[Row]:
 
 
 def _available() -> float:
-    """Free memory in bytes; infinite if the system does not report it."""
+    """Return the free memory in bytes, or infinity if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Tensor L: a million patients, made in blocks and in the types that it is kept in."""
+"""Make tensor L, with a million patients, in blocks and with its final data types."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,14 +6,14 @@ from numpy.typing import NDArray
 from dpfact_flower.tensor import SparseTensor
 
 FEATURES = (1000, 1500)
-_ENTRIES = 50  # a patient, on average
-_DRAWN = 51.4  # so that 50 are left when cells drawn twice count once
+_ENTRIES = 50  # average number per patient
+_DRAWN = 51.4  # leaves 50 distinct cells after duplicates are removed
 _STRIDE = 617  # a prime that divides neither size
 _BLOCK = 20_000  # patients made together
 
 
 def large(patients: int) -> SparseTensor:
-    """Counts of so many patients, 50 non-zeros each; code frequencies fall as 1 / rank."""
+    """Return counts with about 50 non-zeros per patient. Code frequencies fall as 1 / rank."""
     rng = np.random.default_rng(0)
     indices = np.empty((patients * _ENTRIES * 11 // 10 + 1000, 3), np.int32)
     values = np.empty(len(indices), np.float32)
@@ -26,17 +26,17 @@ def large(patients: int) -> SparseTensor:
         indices[part, 1] = cells // FEATURES[1] % FEATURES[0]
         indices[part, 0] = first + cells // (FEATURES[0] * FEATURES[1])
         values[part] = rng.geometric(0.7, len(cells))
-    # Cells are made sorted, unique and in range, so nothing is checked and nothing copied.
+    # Cells are generated sorted, unique and in range, so nothing needs to be checked or copied.
     indices.resize((size, 3), refcheck=False)
     values.resize(size, refcheck=False)
     return SparseTensor(indices, values, (patients, *FEATURES))
 
 
 def _cells(patients: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Distinct cells of a block of patients, sorted, as numbers in row-major order."""
+    """Return the distinct cells of a block of patients as sorted row-major numbers."""
     cells = np.repeat(np.arange(patients), rng.poisson(_DRAWN, patients))
     for size in FEATURES:
         often = np.cumsum(1 / np.arange(1, size + 1))
         rank = np.searchsorted(often / often[-1], rng.random(len(cells)))
-        cells = cells * size + rank * _STRIDE % size  # frequent codes lie apart, not side by side
+        cells = cells * size + rank * _STRIDE % size  # spreads out the frequent codes
     return np.unique(cells)

@@ -1,6 +1,6 @@
-"""Tensor libraries on the same tensors in the same run: pyttb, GenTen and TensorLy.
+"""Time tensor libraries on the same tensors in the same run: pyttb, GenTen and TensorLy.
 
-They solve the plain problem, without constraint or elastic term. CPU time is measured, so that
+They solve the plain problem, without constraints or elastic term. CPU time is measured, so that
 other processes do not count. The times of two calls with different numbers of iterations are
 subtracted, so that the other costs of a call cancel out.
 """
@@ -23,14 +23,14 @@ from dpfact_flower.solver import LocalProblem, exact
 from dpfact_flower.tensor import SparseTensor
 
 _DENSE = 20_000_000
-"""Cells that TensorLy may have in memory, with room for its Khatri-Rao products."""
+"""Largest tensor for TensorLy, in cells. Its Khatri-Rao products also need memory."""
 _SAMPLES = 20_000
-"""Cells in a step of pyttb's GCP-Adam, zero cells included."""
+"""Number of cells, including zeros, in a step of pyttb's GCP-Adam."""
 _EXACT = "exact {}: iteration without non-negativity"
 
 
 def measure(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """Rows of all libraries for one tensor; `found` has our own rows."""
+    """Return the rows of all libraries for one tensor. `found` contains our own rows."""
     rows = [*_cp_als(name, tensor, scale, found), *_genten(name, tensor, scale, found)]
     if "pyttb" in _installed():
         rows += _mttkrp(name, tensor, scale, found)
@@ -39,7 +39,7 @@ def measure(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row])
 
 
 def _installed() -> dict[str, Any]:
-    """The libraries that are installed here."""
+    """Return the libraries installed here."""
     found = {}
     for name in ("pyttb", "pygenten", "tensorly"):
         with contextlib.suppress(ImportError):
@@ -52,7 +52,7 @@ def _missing(label: str, library: str, target: float | None = None) -> list[Row]
 
 
 def _further(call: Callable[[int], object], more: int, repetitions: int) -> Timing:
-    """CPU seconds of one more iteration of ``call(iterations)``, which is quiet."""
+    """Return the CPU seconds of one more iteration of ``call(iterations)``, run without output."""
 
     def seconds(iterations: int) -> float:
         began = time.process_time()
@@ -72,7 +72,7 @@ def _to_pyttb(tensor: SparseTensor) -> Any:
 
 
 def _guess(tensor: SparseTensor, rank: int) -> list[Any]:
-    """Our own start, in float64."""
+    """Return our own initial factors in float64."""
     factors, _ = start(tensor, SolverSettings(rank=rank))
     return [factor.astype(np.float64) for factor in factors]
 
@@ -97,7 +97,7 @@ def _cp_als(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row])
 
 
 def _genten(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """GenTen's cp_als (C++) through its Python package, which takes pyttb's tensors."""
+    """Time GenTen's cp_als (C++) through its Python package, which accepts pyttb's tensors."""
     target = 5.0 if name == "M" else None
     label = f"ratio {name}: GenTen cp_als / exact iteration"
     installed = _installed()
@@ -124,7 +124,7 @@ def _mttkrp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row])
 
 
 def _gcp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """Pyttb's stochastic solver: Adam on sampled cells, as many zeros per non-zero as psgd."""
+    """Time pyttb's Adam on sampled cells, with as many zeros per non-zero as psgd."""
     pyttb = _installed()["pyttb"]
     adam = importlib.import_module("pyttb.gcp.optimizers").Adam
     sampling = importlib.import_module("pyttb.gcp.samplers")
@@ -153,7 +153,7 @@ def _gcp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) ->
 
 
 def _tensorly(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    """TensorLy's parafac on as many patients as fit, because it needs all cells in memory."""
+    """Time TensorLy's parafac. It needs all cells in memory, so it gets as many patients as fit."""
     label = f"ratio {name}, thinned: TensorLy parafac / exact iteration"
     if "tensorly" not in _installed():
         return _missing(label, "tensorly")

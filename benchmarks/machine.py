@@ -1,4 +1,4 @@
-"""The machine of a run, and whether other processes used it."""
+"""Describe the machine of a run, and check whether other processes used it."""
 
 import os
 import platform
@@ -13,11 +13,11 @@ from benchmarks.rows import Row
 
 _PACKAGES = ("dpfact-flower", "flwr", "numpy", "scipy", "numba", "pyttb", "pygenten", "tensorly")
 _BUSY = 0.5
-"""Load average before a run above which other processes are at work."""
+"""If the load average before a run is higher, other processes are running."""
 
 
 def describe() -> dict[str, Any]:
-    """Processor, versions and thread settings; the load before anything is measured."""
+    """Return the processor, versions, thread settings, and the load before any measurement."""
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -39,12 +39,12 @@ def show(facts: dict[str, Any]) -> None:
 
 
 def load() -> float | None:
-    """Load average of the last minute; None if the system has none."""
+    """Return the last minute's load average, or None if the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def warn_if_busy(found: Sequence[Row], before: float | None) -> None:
-    """Warn if figures are doubtful because other processes were at work."""
+    """Warn if figures are doubtful because other processes were running."""
     if before is not None and before > _BUSY:
         print(f"WARNING: load average {before:.2f} before the run; times may be too long")
     robbed = [row.name for row in found if row.cpu is not None and row.cpu < 0.9]

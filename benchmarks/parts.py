@@ -1,4 +1,4 @@
-"""Stopwatches around the rounds of a federated run, and their parts that are not the solver."""
+"""Time the rounds of a federated run, and the parts of rounds outside the solver."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     ),
     "server": ((Coordinator, "close_round"),),
 }
-"""The functions of each part; none of them calls another."""
+"""The functions of each part. None of these functions calls another."""
 
 
 def watch() -> dict[str, list[float]]:
@@ -40,10 +40,10 @@ def watch() -> dict[str, list[float]]:
 
 
 def watch_rounds() -> Callable[[], list[float]]:
-    """Time whole rounds from now on: from one's beginning to the next one's, the last to its end.
+    """Time rounds from now on, each from its beginning to the next round's (the last to its end).
 
-    This includes Flower's own work, the update and the checkpoint, which a round's record cannot
-    hold. Call the returned function for the seconds so far.
+    The times include Flower's own work, the update and the checkpoint, which a round's record
+    cannot contain. Call the returned function to get the seconds so far.
     """
     began: list[float] = []
     ended: list[float] = []

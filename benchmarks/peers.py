@@ -1,4 +1,4 @@
-"""Our code against others' on the same tensor in the same run; above 1, ours is faster."""
+"""Compare our code with other code on the same tensors. A ratio above 1 means ours is faster."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """Rows of the peers, for each tensor."""
+    """Return the rows of other libraries' times for each tensor."""
     peers: list[Row] = []
     for name, counts in tensors.items():
         tensor = scaled(counts, SolverSettings())
@@ -27,7 +27,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, found: Sequence[R
 
 @njit(cache=True)
 def naive_pass(indices: Array, values: Array, A: Array, B: Array, C: Array, eta: float) -> None:
-    """P-SGD written naively: three float64 arrays, one entry after another."""
+    """Run naive P-SGD on three float64 arrays, one entry after another."""
     for s in range(len(values)):
         i, j, k = indices[s]
         error = -values[s]

@@ -1,4 +1,4 @@
-"""One picture of a run: the figures that have a target, and the time of a non-zero."""
+"""Draw one picture of a run: the figures with a target, and the time per non-zero."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def draw(path: Path, found: Sequence[Row], facts: Mapping[str, Any]) -> None:
 
 
 def _of_target(row: Row) -> float:
-    """Value over target, or target over value where the target is a lower bound."""
+    """Return value / target or, if the target is a lower bound, target / value."""
     value, target = row.value or 0.0, row.target or 0.0
     return target / value if row.at_least else value / target
 

@@ -1,4 +1,4 @@
-"""Time of a site's releases in patient mode: the statistic and its exact noise."""
+"""Time a site's releases in patient mode: the statistic and its exact noise."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +19,7 @@ _SIGMA = 1.0
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """Rows of a site of 7,000 patients of the largest tensor."""
+    """Return rows for a site with 7,000 of the largest tensor's patients."""
     name, tensor = list(tensors.items())[-1]
     site = tensor.select_patients(range(min(_PATIENTS, tensor.n_patients)))
     noise = Noise.from_settings(PrivacySettings(), stream=[0], simulation=False)

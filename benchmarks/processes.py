@@ -1,4 +1,4 @@
-"""Start-up and peak memory, which only a fresh process shows."""
+"""Measure start-up time and peak memory, which only a fresh process shows."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ _BYTES_PER_NONZERO = 16
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """Rows of start-up and of memory."""
+    """Return the rows for start-up and memory."""
     with tempfile.TemporaryDirectory() as folder:
         large = list(tensors)[-1]
         return [
@@ -42,7 +42,7 @@ def child(*arguments: str, **environment: str) -> dict[str, Any]:
     """Run a task of `benchmarks.child` in a fresh process and read its result."""
     done = subprocess.run(
         [sys.executable, "-m", _CHILD, *arguments],
-        cwd=_ROOT,  # site-packages may hold another `benchmarks`
+        cwd=_ROOT,  # site-packages may contain another `benchmarks`
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -79,7 +79,7 @@ def _start_up(scale: Scale, folder: Path) -> list[Row]:
 
 
 def _answers(privacy: str, what: str, starts: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A deployed site's process, which answers one message: wall time, its parts, CPU time."""
+    """Return the times of a deployed site's process that answers one message, and their parts."""
     cpu, flower, flower_cpu = (
         median(values)
         for values in (
@@ -99,7 +99,7 @@ def _answers(privacy: str, what: str, starts: Sequence[Mapping[str, Any]]) -> li
 
 
 def _memory(name: str, tensor: SparseTensor, scale: Scale, folder: Path) -> list[Row]:
-    """Peak of a process that makes one round, above that of one with almost no data."""
+    """Compare the peak memory of a round with that of a process with almost no data."""
     rank = str(scale.rank)
     tiny, large = folder / "tiny.npz", folder / "large.npz"
     _as_site(tensor.select_patients([0, 1])).save(tiny)

@@ -1,8 +1,8 @@
-"""From event tables to tensors: events a second and peak memory, compared with DuckDB's scan.
+"""Measure how fast event tables are read into tensors, and the peak memory.
 
-Two CSV files hold random events with patient, time and code, 22 a patient over four years. The scan
-reads every field of both and keeps nothing. Unlike other measurements, both use all of DuckDB's
-threads.
+Two CSV files contain random events with patient, time and code: 22 per patient over four years. For
+comparison, a DuckDB scan reads every field of both files and keeps nothing. Unlike in other
+measurements, reader and scan use all of DuckDB's threads.
 """
 
 import tempfile
@@ -16,14 +16,14 @@ from benchmarks.scale import Scale
 from dpfact_flower.tensor import SparseTensor
 
 _MODES = {"procedures": (1 / 3, 2_000), "diagnoses": (2 / 3, 8_000)}
-"""Share of the events, and codes."""
+"""Each mode's share of the events, and its number of codes."""
 _MEMORY = "500MB"
 _TARGET = 1e6
-"""Target in events a second, for files of millions, where an event costs least."""
+"""Target in events per second, for files with millions, where the time per event is lowest."""
 
 
 def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> list[Row]:
-    """Rows of reading, of the scan, and of memory."""
+    """Return the rows for reading, for the scan, and for memory."""
     target = _TARGET if scale.whole else None
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), scale.events)
@@ -53,7 +53,7 @@ def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> l
 
 
 def _times(runs: Sequence[Mapping[str, float]]) -> tuple[Timing, float]:
-    """Wall times, and the median CPU time, which a busy machine disturbs less."""
+    """Return wall times and the median CPU time, which a busy machine affects less."""
     return Timing(tuple(run["seconds"] for run in runs)), median(run["cpu"] for run in runs)
 
 

@@ -1,4 +1,4 @@
-"""A row of the result, and the stopwatch that fills it."""
+"""Rows of the result, and functions that time calls for these rows."""
 
 import json
 import math
@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 
 TARGETS_FOR = "two Xeon cores (family 6, model 167) with nothing else to do"
-"""Machine that targets in units of time are for. Ratios hold on any machine."""
+"""The machine to which targets in units of time apply. Ratios apply to any machine."""
 LOST = "not told from nothing"
-"""Note for a difference of times that has no value."""
+"""Note for a time difference without a value."""
 _UNITS_OF_TIME = ("s", "ns/nnz", "1/s")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of several repetitions."""
+    """The seconds that several repetitions took."""
 
     seconds: tuple[float, ...]
     cpu: float = math.nan
-    """CPU time over wall time; below 1, another process had the core."""
+    """CPU time over wall time. Below 1, another process used the core."""
     difference: bool = False
-    """Whether each is a difference of two times, which can fall below zero on a busy machine."""
+    """Whether each value is a difference of two times, which may be negative on a busy machine."""
 
     @classmethod
     def of_more(cls, few: Sequence[float], many: Sequence[float], more: int) -> "Timing":
-        """Time of one of the `more` iterations that the calls of `many` have over those of `few`.
+        """Return the time per iteration, given that calls in `many` run `more` than calls in `few`.
 
-        Other costs of a call cancel out.
+        A call's other costs cancel out.
         """
         pairs = zip(few, many, strict=True)
         return cls(tuple((b - a) / more for a, b in pairs), difference=True)
@@ -60,14 +60,14 @@ class Row:
     """Whether the target is a lower bound."""
     spread: float | None = None
     best: float | None = None
-    """The smallest repetition, which a busy machine disturbs least."""
+    """The smallest repetition, which a busy machine affects least."""
     repetitions: int = 1
     cpu: float | None = None
     note: str = ""
 
     @classmethod
     def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> "Row":
-        """Row of the median; `scale` turns seconds into the unit.
+        """Return a row with the median. `scale` converts seconds to the unit.
 
         A difference of zero or less is too short to measure on a busy machine, so it has no value.
         """
@@ -82,24 +82,24 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None without a target or a value."""
+        """Whether the target is met, or None if there is no target or no value."""
         if self.target is None or self.value is None:
             return None
         return self.value >= self.target if self.at_least else self.value <= self.target
 
     @property
     def target_for(self) -> str | None:
-        """Machine that an absolute target is for; None for a ratio, or without a target."""
+        """Machine to which an absolute target applies, or None for a ratio or without a target."""
         absolute = self.target is not None and self.unit in _UNITS_OF_TIME
         return TARGETS_FOR if absolute else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Row as it stands in ``bench.json``."""
+        """Return the row as it is written to ``bench.json``."""
         return asdict(self) | {"met": self.met, "target_for": self.target_for}
 
 
 def timed(function: Callable[[], object], repetitions: int, shortest: float) -> Timing:
-    """Wall time of a call after a warm-up, repeated within a repetition if it is too short."""
+    """Return a call's wall time after a warm-up. Each repetition repeats a call that is short."""
     function()
     began = time.perf_counter()
     function()
@@ -117,19 +117,19 @@ def timed(function: Callable[[], object], repetitions: int, shortest: float) -> 
 
 
 def value_of(found: Sequence[Row], name: str) -> float | None:
-    """Value of a row measured before."""
+    """Return the value of a row that was measured earlier."""
     return next(row.value for row in found if row.name == name)
 
 
 def ratio(name: str, peer: Row, ours: float | None, target: float | None = None) -> Row:
-    """Row of a peer's time over ours."""
+    """Return the row of a peer's time divided by ours."""
     if peer.value is None or ours is None:
         return Row(name, None, "x", target, at_least=True, note="one of the two has no value")
     return Row(name, peer.value / ours, "x", target, at_least=True, spread=peer.spread)
 
 
 def write(path: Path, content: Any) -> None:
-    """Write rows, or other JSON, readably."""
+    """Write rows or other content as readable JSON."""
     if isinstance(content, list):
         content = [row.to_dict() for row in content]
     path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

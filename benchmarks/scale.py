@@ -1,4 +1,4 @@
-"""Sizes of the measurements, and their synthetic tensors, pooled over sites."""
+"""The sizes of the measurements, and their synthetic tensors, pooled over sites."""
 
 from dataclasses import dataclass
 
@@ -13,27 +13,27 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 @dataclass(frozen=True)
 class Scale:
-    """Size of a run.
+    """The sizes that a benchmark run uses.
 
     Attributes
     ----------
     name : str
     small, large : int
-        Patients of tensor S (preset paper-synthetic) and of tensor M (paper-mimic).
+        Numbers of patients in tensor S (preset paper-synthetic) and tensor M (paper-mimic).
     claims, huge : int
-        Patients of tensor C (as large as the public claims) and of tensor L (for the kernels
-        alone).
+        Numbers of patients in tensor C (as large as the public claims data) and in tensor L
+        (which only the kernels use).
     rank : int
     repetitions : int
-        Of measurements in this process.
+        Number of repetitions of each measurement in this process.
     shortest : float
-        Least seconds of a repetition; shorter ones measure clock and scheduler.
+        Minimum seconds of a repetition. Shorter repetitions measure the clock and the scheduler.
     starts : int
-        Fresh processes per start-up measurement.
+        Number of fresh processes per start-up measurement.
     rounds : int
-        Of a federated run.
+        Number of rounds in a federated run.
     events : int
-        In tables that are read.
+        Number of events in the tables to be read.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Scale:
 
     @property
     def timing(self) -> tuple[int, float]:
-        """Repetitions and the shortest one, for `benchmarks.rows.timed`."""
+        """The arguments `repetitions` and `shortest` of `benchmarks.rows.timed`."""
         return self.repetitions, self.shortest
 
     @property
     def whole(self) -> bool:
-        """Whether tensor M has the size that targets in seconds are for."""
+        """Whether tensor M has the size to which targets in seconds apply."""
         return self.name == "full"
 
     def tensors(self) -> dict[str, SparseTensor]:
-        """Tensors by name; a smaller M is named M-thinned."""
+        """Return the tensors by name. A smaller M is named M-thinned."""
         large = "M" if self.whole else "M-thinned"
         return {
             "S": pooled("paper-synthetic", self.small),
@@ -84,14 +84,14 @@ SCALES = {
 
 
 def claims(scale: Scale) -> dict[str, SparseTensor]:
-    """Tensor C by its name: many codes, few of them in a window."""
+    """Return tensor C by name. It has many codes, of which a window contains few."""
     modes = "procedures:2532:1.2,diagnoses:10983:1.55"
     name = "C" if scale.whole else "C-thinned"
     return {name: pooled("paper-mimic", scale.claims, modes=modes)}
 
 
 def pooled(name: str, patients: int, **changes: str) -> SparseTensor:
-    """So many patients of a preset, of all sites, in one tensor."""
+    """Return the given number of a preset's patients, from all sites, in one tensor."""
     sites = [site.tensor for site in synthetic(preset(name, patients=patients, **changes)).sites]
     first = np.cumsum([0, *(tensor.n_patients for tensor in sites)])
     indices = [np.copy(tensor.indices) for tensor in sites]
@@ -105,7 +105,7 @@ def pooled(name: str, patients: int, **changes: str) -> SparseTensor:
 
 
 def first_request(tensor: SparseTensor, settings: SolverSettings) -> RoundRequest:
-    """The server's question in round 1, without privacy."""
+    """Return the server's request in round 1, without privacy."""
     coordinator = Coordinator(
         tensor.feature_shape,
         solver=settings,

@@ -1,4 +1,4 @@
-"""Time of a non-zero against their number and the rank, and the gain by threads."""
+"""Measure how the time per non-zero depends on the size and rank, and the gain from threads."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ _VARIABLE = "OMP_NUM_THREADS"
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """Rows of the largest tensor."""
+    """Return the largest tensor's rows."""
     name, counts = list(tensors.items())[-1]
     tensor = scaled(counts, SolverSettings())
     found = []
@@ -39,7 +39,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
 
 
 def _solvers(label: str, tensor: SparseTensor, rank: int, scale: Scale) -> list[Row]:
-    """CPU time of a joint pass with its order, and of a call of one exact iteration."""
+    """Measure the CPU time of a joint pass, including its order, and of one exact iteration."""
     settings = SolverSettings(rank=rank, solver="psgd", eta=ETA, zeros="none")
     factors, anchors = start(tensor, settings)
     stack, anchored, step = (
@@ -73,7 +73,7 @@ def _exact_call(tensor: SparseTensor, rank: int) -> Callable[[], None]:
 
 
 def _threads(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    """Wall time on one thread over that on one thread per processor."""
+    """Compare the wall time on one thread with that on one thread per processor."""
     processors = os.cpu_count() or 1
     label = f"scaling {name}, {processors} threads for one"
     found = []
@@ -92,7 +92,7 @@ def _threads(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 def _threaded(
     tensor: SparseTensor, scale: Scale, processors: int
 ) -> dict[str, Callable[[], object]]:
-    """The calls that use several threads."""
+    """Return the calls that use several threads."""
     settings = SolverSettings(rank=scale.rank, solver="psgd", eta=ETA, zeros="none")
     factors, anchors = start(tensor, settings)
     sites = np.array_split(np.arange(tensor.n_patients), processors)

@@ -1,4 +1,4 @@
-"""Cost of secure sums: a site's masked words, the server's sum, and the bytes sent."""
+"""Measure the cost of secure sums: a site's masked words, the server's sum, and the bytes sent."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 
 _VALUES = 134_000
-"""Values of a start on the two largest modes of the paper's data."""
+"""Number of values in a run's start statistic, for the two largest modes of the paper's data."""
 _SITES = (6, 20, 50)
 _WIDTH = 4
 
 
 def measure(_: Mapping[str, SparseTensor], scale: Scale, __: Sequence[Row]) -> list[Row]:
-    """Rows for each number of sites; one site and the server are run in full."""
+    """Return rows for each number of sites. Only the server and one site run in full."""
     return [row for sites in _SITES for row in _rows(sites, scale)]
 
 

@@ -1,4 +1,4 @@
-"""The local solvers: nanoseconds per non-zero of a P-SGD pass, an exact iteration and an MTTKRP."""
+"""Time the local solvers' P-SGD pass, exact iteration and MTTKRP, in nanoseconds per non-zero."""
 
 import math
 import time
@@ -23,14 +23,14 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import stack_factors
 
 _MORE = 4
-"""Iterations by which two calls of exact differ, so that a call's set-up cancels out."""
+"""Number of iterations by which two calls to exact differ, so that set-up costs cancel out."""
 
 ETA = 1e-4
-"""Small, because a measurement makes many passes and none may diverge."""
+"""Small step size, because a measurement makes many passes and none may diverge."""
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row]) -> list[Row]:
-    """All rows of the solvers, for each tensor."""
+    """Return all rows of the solvers for each tensor."""
     found = []
     for name, counts in tensors.items():
         tensor = scaled(counts, SolverSettings())  # as a site does
@@ -41,7 +41,7 @@ def measure(tensors: Mapping[str, SparseTensor], scale: Scale, _: Sequence[Row])
 
 
 def start(tensor: SparseTensor, settings: SolverSettings) -> tuple[Factors, Factors]:
-    """Factors and anchors of a site at the beginning of round 1."""
+    """Return a site's factors and anchors at the beginning of round 1."""
     request = first_request(tensor, settings)
     state = initial_state(tensor, request, np.random.default_rng(0))
     return state.factors, request.anchors
@@ -50,7 +50,7 @@ def start(tensor: SparseTensor, settings: SolverSettings) -> tuple[Factors, Fact
 def drawn_pass(
     tensor: SparseTensor, settings: SolverSettings
 ) -> tuple[Array, Array, list[tuple[Array, Array]]]:
-    """Stacks of factors and anchors, and the visits of one pass, drawn beforehand."""
+    """Return the stacks of factors and anchors, and the visits of one pass, drawn beforehand."""
     factors, anchors = start(tensor, settings)
     stack, rng = stack_factors(factors), np.random.default_rng(1)
     drawn = list(visits(tensor, zero_visits(tensor, settings), rng, stack))
@@ -60,7 +60,7 @@ def drawn_pass(
 def drawn_steps(
     tensor: SparseTensor, rank: int, repetitions: int
 ) -> tuple[list[float], list[float]]:
-    """CPU seconds of a joint pass's steps and of drawing its order, which is not kept."""
+    """Return the CPU seconds of a joint pass's steps, and of drawing its order."""
     settings = SolverSettings(rank=rank, solver="psgd", eta=ETA, zeros="none")
     factors, anchors = start(tensor, settings)
     stack, anchored = stack_factors(factors), stack_factors(anchors)
@@ -79,7 +79,7 @@ def drawn_steps(
 
 
 def step_of(settings: SolverSettings) -> Step:
-    """The settings of a visit."""
+    """Return the settings of a visit."""
     return Step(
         eta=settings.eta,
         gamma=5.0,  # the paper's; its size does not change the time
@@ -87,9 +87,9 @@ def step_of(settings: SolverSettings) -> Step:
 
 
 def in_turn(calls: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, Timing]:
-    """CPU time of several calls, each warmed up, then one after the other in every repetition.
+    """Return the CPU time of several calls that, after a warm-up, take turns in each repetition.
 
-    So a busy moment of the machine affects all calls, and other processes do not count.
+    A busy moment of the machine thus affects all calls, and other processes do not count.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():

@@ -1,9 +1,9 @@
-"""``python -m laboratory.endurance``: resource use over hours, with many nodes and two runs.
+"""Measure resource use over hours, with many nodes and two runs: `python -m laboratory.endurance`.
 
 A SuperLink and hospitals run on loopback as separate processes, as in docs/how-to/deploy.md. For
 the given time, they carry out pairs of simultaneous runs without noise. Four times a minute, the
 program measures the processes' resources. At the end, it prints the growth per hour of all
-processes that existed throughout. The one whose memory grew most is also shown alone.
+processes that existed throughout. The process whose memory grew most is also shown alone.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, flo
 
 
 def growth(looks: Sequence[Look], lasting: set[Process]) -> Iterator[str]:
-    """Yield a table's lines, which show the growth of each resource."""
+    """Yield a table's lines with the growth of each resource."""
     warm = looks[round(_WARM * len(looks))]
     most = max(lasting, key=lambda p: looks[-1].used[p].memory - warm.used[p].memory)
     yield "| of | figure | at first | at last | growth in an hour | 95 % |"

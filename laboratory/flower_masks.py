@@ -4,7 +4,7 @@
 
 Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. Two sites agree
 on a key of base64 text. The top bit of each of its bytes is 0, so only 28 bits of the seed can
-differ. So there are only 2^28 such masks.
+differ. There are therefore only 2^28 such masks.
 `dpfact_flower.privacy.secure_sum` therefore makes its own masks. No run needs this program.
 """
 

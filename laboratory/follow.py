@@ -47,7 +47,7 @@ LEFT_OUT = (
     (r" --read ann.csv ", "needs clinicians' answers; tests/evaluation/test_survey.py has some"),
     (r"^python -m pytest ", "needs pytest; the suite runs it"),
 )  # fmt: skip
-"""Patterns of commands, and why they cannot be followed here."""
+"""Patterns of commands, and the reasons that these commands cannot be followed here."""
 OF_THE_CLONE = re.compile(r"^make |^\. |^pip wheel |constraints\.txt|\bsimulation/")
 """Commands that name files of a checkout."""
 OPEN_DATA = {
@@ -56,7 +56,7 @@ OPEN_DATA = {
     "open-data": "", "D_ICD_PROCEDURES.csv": "mimic3_demo/D_ICD_PROCEDURES.csv",
     "NHDS10.PU.txt.bz2": "nhds2010/NHDS10.PU.txt.bz2",
 }  # fmt: skip
-"""The pages' names for open data, and the place of the data in the folder of open data."""
+"""The pages' names for open data, and the paths of these data in the open-data folder."""
 EXTRAS = ".[simulation,data,report]"
 _EICU = "dpfact data eicu eicu --by region --out data/eicu"
 _SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic('demo').sites\n"
@@ -114,7 +114,7 @@ class Page:
 
 
 class Reader:
-    """A reader of a page in a folder, with a shell and a Python session."""
+    """A simulated reader who follows a page in a folder, with a shell and a Python session."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self.home = home
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n| page | run | failed | not run | minutes |\n|---|---|---|---|---|", flush=True)
         for path in paths:
             if path.name != "README.md" and not whole:
-                # What pages ask for in their text, each at its place.
+                # Further packages that the pages' text asks readers to install.
                 make(clone, f".venv/bin/pip install --quiet -c constraints.txt -e '{EXTRAS}'")
                 whole = True
             followed.append(follow(path, folder_of(path, clone, top), newcomer(clone)))

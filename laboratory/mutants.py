@@ -1,4 +1,4 @@
-"""Do the tests notice a mutant? ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
+"""Test the tests with mutants: ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
 ``not``, a decorator, a loop, a caught exception). The tests that run the changed lines meet the
@@ -45,7 +45,7 @@ PACKAGE = Path("dpfact_flower")
 ROOMS = ("privacy", "site", "server")
 LEAST = 0.95
 COMPILED = PACKAGE / "privacy"
-"""Folder for which each mutant clears numba's cache, because a kernel is not recompiled if a kernel
+"""Folder whose mutants each clear numba's cache, because a kernel is not recompiled when a kernel
 that it calls in another module changes."""
 TESTS = (
     "test_values.py",
@@ -80,7 +80,7 @@ class Mutant(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Path and line."""
+        """The mutant's path and line."""
         return f"{self.spec.module_path}:{self.spec.start_pos[0]}"
 
     @property
@@ -104,7 +104,7 @@ def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[lis
         init(modules, session, {})
         specs = [mutation for item in session.work_items for mutation in item.mutations]
     places = defaultdict(list)
-    # The session keeps no order.
+    # The order of the session's mutants is arbitrary.
     key = ("module_path", "start_pos", "operator_name", "occurrence")
     for spec in sorted(specs, key=lambda spec: [getattr(spec, name) for name in key]):
         places[spec.module_path, spec.start_pos].append(spec)
@@ -178,11 +178,11 @@ class _Bare(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-# --- The tests that a mutant meets ----------------------------------------------------------------
+# --- The tests run on a mutant --------------------------------------------------------------------
 
 
 def met_by(module: Path) -> tuple[list[Path], list[Path]]:
-    """Return the tests of a module's folder, and all others. The module's own tests come first."""
+    """Return the tests of a module's folder (the module's own first), and all other tests."""
     folder = Path("tests") / module.parent.relative_to(PACKAGE)
     own = sorted(folder.glob("test_*.py"), key=lambda path: path.stem != f"test_{module.stem}")
     return own, [path for path in everything() if path not in own]
@@ -221,7 +221,7 @@ class Bench:
         os.environ["PYTHONPATH"] = str(self.copy)
 
     def measure(self) -> float:
-        """Run all tests without a mutant to fill the cache. Return the seconds that this took."""
+        """Run all tests without a mutant to fill the cache, and return the time in seconds."""
         began = time.perf_counter()
         tests = shlex.split(command(everything(), 3600, f"({_FAST}) or ({_SLOW})"))
         run = subprocess.run([*tests, *_COVERAGE], capture_output=True, text=True, check=False)

@@ -45,7 +45,7 @@ def execute(path: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Execute the named notebooks, or all."""
+    """Execute the named notebooks, or all of them by default."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         if not arguments or path.stem in arguments:
             print(path.stem, flush=True)

@@ -1,4 +1,4 @@
-"""Build, inspect, install and try the wheel and the source archive.
+"""Build, inspect, install and test the wheel and the source archive.
 
     python -m laboratory.packages --python python3.11 --python python3.12
 
@@ -53,7 +53,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def environment(python: str, folder: Path) -> Path:
-    """Make an empty environment, and return the folder that contains its commands."""
+    """Create an empty environment, and return the folder with its commands."""
     run(python, "-m", "venv", folder, cwd=folder.parent)
     return folder / "bin"
 

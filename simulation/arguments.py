@@ -1,4 +1,4 @@
-"""Functions that check the studies' command-line arguments before the long computation starts."""
+"""Check the studies' command-line arguments before the long computation starts."""
 
 import argparse
 from collections.abc import Callable, Iterator

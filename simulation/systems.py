@@ -1,8 +1,8 @@
-"""Runs of DPFact and of other private schemes on a cohort, without messages or files.
+"""Run DPFact and other private schemes on a cohort, without messages or files.
 
-`play` runs the package's own sites and server, and `patient_mode` and `paper_mode` are whole runs.
-`naive` makes the paper's scheme rigorous in the simplest way. `shuffled` makes data in which there
-is nothing to learn.
+`play` runs the package's own sites and server. `patient_mode` and `paper_mode` are complete runs.
+`naive` makes the paper's scheme rigorous in the simplest way. `shuffled` makes data without
+anything to learn.
 """
 
 import math
@@ -33,7 +33,7 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
-"""Epsilon that stands for infinity: its noise is negligible compared with the data."""
+"""Epsilon that stands for infinity, because its noise is negligible compared with the data."""
 
 
 def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) -> Iterator[Snapshot]:
@@ -137,8 +137,8 @@ def patient_mode(
 def paper_solver(rank: int, **changes: Any) -> SolverSettings:
     """Return the paper's solver with the best settings for its noise.
 
-    A search at epsilon 8 on the demo's cohort found them. It charged no budget, and covered eta
-    from .003 to .03, clip from .01 to 1, tau 2 and 5, and 10 and 40 rounds.
+    The settings were found by a search at epsilon 8 on the demo cohort, which charged no budget. It
+    covered eta from .003 to .03, clip from .01 to 1, tau 2 and 5, and 10 and 40 rounds.
     """
     chosen = {"tau": 5, "eta": 1e-2, "gamma": 0.05, "clip": 0.1, "mu_from_round": 1, **changes}
     return SolverSettings(rank=rank, solver="psgd", **chosen)
@@ -147,7 +147,7 @@ def paper_solver(rank: int, **changes: Any) -> SolverSettings:
 def paper_mode(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Factors:
-    """Run DPFact with its own noise. Its `epsilon` is claimed for one entry, but not proven."""
+    """Run DPFact with the paper's noise. Its `epsilon` is claimed for one entry, but not proven."""
     privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=delta)
     rounds = RunSettings(rounds=40, seed=seed, elastic_step=1 / len(cohort.sites))
     return run(cohort, paper_solver(rank), privacy, rounds)

@@ -1,8 +1,8 @@
-"""Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
+"""Measure how clinically plausible phenotypes are: disease groups, code pairs and coherence.
 
-Groups and pairs come from the model and a public classification of its codes, so the results are as
-public as the model. Coherence is computed from a site's patients and stays there. Each figure is
-shown next to the mean of *shuffled* models, in which each code's weights go to random phenotypes.
+Groups and pairs are derived from the model and a public classification of its codes, so the results
+are as public as the model. Coherence is computed from a site's patients and stays at that site.
+Each figure is shown next to its mean over *shuffled* models, with each code's weights permuted.
 """
 
 from collections import Counter
@@ -29,26 +29,26 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import Matrices, unit_columns
 
 LEADING_CODES = 5
-"""Number of a phenotype's leading codes in each mode: the codes with the largest weights."""
+"""Number of leading codes (those with the largest weights) per phenotype and mode."""
 DRAWS = 20  # shuffled models
 CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500
-"""Largest number of codes in known pairs. If more codes have a group, a random sample is used."""
+"""Largest number of codes that `known_pairs` compares. It samples a longer list at random."""
 _DIGITS = 9
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The group of each code of a model, by mode. A code without a group has the entry ""."""
+    """The group of each code in a model, by mode. The entry is "" for a code without a group."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """For each mode, groups of two or more codes, and a mask of their codes, (groups, I_n)."""
+        """For each mode, the groups of two or more codes, and their mask, shape (groups, codes)."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -84,7 +84,7 @@ class Enrichment:
 class ClinicalMeasures:
     """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
 
-    `grouped` counts the codes that have a group, and `codes` counts all codes in the same modes.
+    `grouped` counts the codes with a group, and `codes` counts all codes in the same modes.
     `pairs` is the result of `known_pairs`.
     """
 
@@ -105,7 +105,7 @@ class ClinicalMeasures:
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
 ) -> tuple[ClinicalMeasures, ...]:
-    """Return the measures under each usable classification, broadest first."""
+    """Return the clinical measures for each usable classification, broadest first."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     return tuple(_measured(model, vocabularies, known) for known in classifications(vocabularies))
 
@@ -136,7 +136,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return the body system and the disease group that a phenotype is about, or "" for each."""
+    """Return a phenotype's body system and disease group, or "" for one without enrichment."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
@@ -148,7 +148,7 @@ def dealt(model: Matrices, rng: np.random.Generator) -> Matrices:
 
 
 def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return a mask of each phenotype's leading codes, (I_n, R), without codes of weight zero."""
+    """Return a mask, (codes, phenotypes), of the leading codes with non-zero weights."""
     weights = np.abs(factor)
     order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
     chosen = np.zeros(factor.shape, bool)
@@ -159,7 +159,7 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 def enrichments(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary], known: Classification
 ) -> tuple[Enrichment, ...]:
-    """Return the most enriched group of each phenotype, over all modes that have groups."""
+    """Return each phenotype's most enriched group across all modes with groups."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
     for mode, ((groups, members), chosen) in enumerate(zip(known.tested, leading, strict=True)):
@@ -256,7 +256,7 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
 
 
 def _mean(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
-    """Return the mean coherence of the phenotypes that have at least two leading codes."""
+    """Return the mean coherence of the phenotypes with at least two leading codes."""
     leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
     found = []
     for codes in map(np.flatnonzero, leading.T):

@@ -1,7 +1,7 @@
-"""Comparison of finished runs: a table, a page, and the phenotypes that other runs also found.
+"""Compare finished runs in a table and on a page, and find phenotypes that several runs share.
 
 A phenotype that is found again with fresh noise, without noise, or in other data is unlikely to be
-an accident of one run. Only models are compared.
+a chance finding of one run. Phenotypes are compared using only the models.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def comparison(folders: Sequence[Path]) -> str:
 
 
 def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
-    """Return a run's values for the table, each under its column heading."""
+    """Return a run's values for the table, by column heading."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -106,7 +106,7 @@ def _area(auc: AUC | None) -> str | None:
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page that compares finished runs. Only its owner can read the page."""
+    """Write a page comparing finished runs, readable only by its owner."""
     with belonging(folders[0]):
         return write_page(out, "compare.html.j2", _content(_read(folders)))
 
@@ -173,7 +173,7 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
-    """Match a run's phenotypes with those of other runs that have the same modes."""
+    """Match a run's phenotypes with those of other runs, which must have the same modes."""
     ours, found = read_model(folder), []
     for other in others:
         left, right = _aligned(ours, read_model(other), other)
@@ -190,7 +190,7 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
 
 
 def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Matrices, Matrices]:
-    """Return both models, each with a row for every code that is in either model."""
+    """Return both models, each with a row for every code found in either model."""
     names = [[v.name for v in lists] for _, lists in (ours, theirs)]
     if names[0] != names[1]:
         raise DataError(f"{other}: its modes are {', '.join(names[1])}; need {', '.join(names[0])}")
@@ -206,7 +206,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Matrices, Matrice
 
 
 def by_chance(ours: Matrices, theirs: Matrices) -> list[float]:
-    """Compute each phenotype's `Pair.chance` by matching it with mixed-up phenotypes."""
+    """Compute each phenotype's `Pair.chance` by matching `ours` with mixed-up phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

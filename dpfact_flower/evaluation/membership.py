@@ -1,7 +1,7 @@
-"""The rule that assigns phenotypes to patients.
+"""Assign phenotypes to patients by a fixed rule.
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
-1. Therefore, a score does not depend on how many codes a patient has. A score of 1 means that the
+1. A score therefore does not depend on how many codes a patient has. A score of 1 means that the
 record consists of the phenotype alone. The rule was chosen on separate tuning data.
 """
 
@@ -29,16 +29,16 @@ def scores(
     nonnegative: bool = True,
     norms: NDArray[np.floating[Any]] | None = None,
 ) -> NDArray[np.float64]:
-    """Return each patient's score for each phenotype, (patients, R). Scores stay at the site.
+    """Return each patient's scores, (patients, phenotypes). Scores stay at the site.
 
-    If `features` has only some rows of a model, `norms` are the `column_norms` of the whole model.
+    If `features` holds only some of a model's rows, `norms` must be the model's `column_norms`.
     """
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
     return np.asarray(fitted * (column_norms(features) if norms is None else norms))
 
 
 def column_norms(features: Factors) -> NDArray[np.float64]:
-    """Return, for each component, the product of its column norms in all modes, shape (R,)."""
+    """Return the product of each component's column norms over all modes, shape (components,)."""
     return column_weights(tuple(factor.astype(np.float64) for factor in features))
 
 
@@ -54,13 +54,13 @@ def has_phenotype(scores: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return a mask of each phenotype's leading codes in one mode, shape (I_n, R)."""
+    """Return a mask of each phenotype's leading codes in one mode, shape (codes, phenotypes)."""
     weights = np.abs(factor)
     return np.asarray((weights > 0) & (weights >= LEADING * weights.max(axis=0)))
 
 
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
-    """Return a sparse array, (patients, I_n), with ones for the codes that each patient has."""
+    """Return a sparse array, (patients, codes), with a 1 for each of a patient's codes."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))

@@ -1,7 +1,7 @@
-"""The global model of a run: its phenotypes, and patients' scores for these phenotypes.
+"""A run's global model: its phenotypes, and patients' scores for these phenotypes.
 
-The run's noise, if any, protects the model. A table of memberships is not protected by noise. It is
-made from a site's own data, and stays at that site.
+The run's noise, if any, protects the model. Noise does not protect a membership table, which is
+computed from a site's data and stays at that site.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SITE, PATIENT, HAS = "site", "patient", "has"
-"""Column headings in a table of memberships: a patient's site, identifier and phenotypes."""
+"""Column headings of a membership table: a patient's site, identifier and phenotypes."""
 _SHOWN_CODES = 3
 _FORMULA = ("=", "+", "-", "@", "\t")
 
@@ -66,8 +66,8 @@ class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
-    (patients, R). `without` is the number of patients who score 0 because they have none of the
-    model's codes. `missing` is the number of the model's codes that are not in the site's lists.
+    (patients, phenotypes). `without` is the number of patients who score 0 because they have none
+    of the model's codes. `missing` is the number of model codes absent from the site's lists.
     """
 
     patients: tuple[str, ...]
@@ -81,7 +81,7 @@ class Memberships:
 
     @property
     def has(self) -> NDArray[np.bool_]:
-        """Whether each patient has each phenotype (a score above 0.15), shape (patients, R)."""
+        """Whether each patient has each phenotype (score above 0.15), (patients, phenotypes)."""
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
@@ -108,9 +108,9 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalModel:
-    """The model that all sites of a run share: a float32 factor, (I_n, R), for each feature mode.
+    """The model shared by a run's sites: a float32 factor, (codes, phenotypes), per feature mode.
 
-    `vocabularies` list the codes of each factor's rows. `names` maps a phenotype's number, from 1,
+    `vocabularies` list the codes in each factor's rows. `names` maps a phenotype's number, from 1,
     to the name that a person gave it. `CodeRow` explains `false_discovery`.
     """
 
@@ -122,11 +122,11 @@ class GlobalModel:
 
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
-        """Read the model of a finished run, with the names that people gave to its phenotypes."""
+        """Read a finished run's model, with the names people gave its phenotypes."""
         factors, vocabularies = run_folder.read_model(folder)
         solver = SolverSettings.from_config(run_folder.read_config(folder)["run-config"])
         names = run_folder.read_names(folder, factors[0].shape[1]).phenotypes
-        known = (folder / run_folder.SUMMARY).exists()  # a site may have the model alone
+        known = (folder / run_folder.SUMMARY).exists()  # a site may have only the model
         chances = run_folder.read_summary(folder).false_discovery if known else ()
         return cls(factors, vocabularies, solver.nonnegative, names, chances)
 
@@ -137,13 +137,13 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique heading for each phenotype: its name, with its number if the name is taken."""
+        """A unique heading for each phenotype: its name, with its number if the name is shared."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Return each phenotype's codes with non-zero weights, or only `top` codes of each mode."""
+        """Return each phenotype's codes with non-zero weights, or only each mode's `top` codes."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
         lists = (rows for by_mode in self.codes_by_mode().values() for rows in by_mode.values())
@@ -176,11 +176,11 @@ class GlobalModel:
         return library("pandas").DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
-        """Fit a site's patients, old or new, to the phenotypes, which do not change.
+        """Score a site's patients, old or new, on the phenotypes, which stay fixed.
 
-        Unlike this method, ``dpfact site refit`` fits the site's own model. Codes are matched by
-        name. A site's list may be longer or in a different order, and may lack some, but not all,
-        of the model's codes.
+        In contrast, ``dpfact site refit`` fits the site's own model. Codes are matched by name. A
+        site's list may be longer or in a different order, and may lack some, but not all, of the
+        model's codes.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -220,7 +220,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Return the shared codes' positions and factor rows, in the order of the site's lists."""
+        """Return the shared codes' positions and factor rows, in the same order as at the site."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
@@ -256,7 +256,7 @@ def write_phenotype_table(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file that only its owner can read. Text that looks like a formula is disarmed."""
+    """Write a CSV file readable only by its owner. Text that looks like a formula is escaped."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):

@@ -1,7 +1,7 @@
-"""Self-contained HTML pages, and formats for the numbers on these pages.
+"""Write self-contained HTML pages, and format the numbers on these pages.
 
-The Content-Security-Policy allows only the page's own script, identified by its hash. Equal content
-gives equal bytes. matplotlib and Jinja2 are imported when needed, because they are slow to import.
+The Content-Security-Policy allows only the page's own script, identified by its hash. The same
+content always gives the same bytes. matplotlib and Jinja2, which load slowly, are imported late.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _WIDTH = 9.6
 """Width of figures, in inches."""
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours that a page replaces with its own CSS variables, for dark screens."""
-STYLE: Any = {  # matplotlib's own type lists the names of all settings
+"""Colours that a page replaces with its CSS variables, so that the page can have a dark mode."""
+STYLE: Any = {  # matplotlib's own type lists every setting's name
     "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
     "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6,
     "svg.fonttype": "none", "svg.hashsalt": "dpfact-flower",
 }  # fmt: skip
-"""Settings of matplotlib for reports. Notebooks keep their own settings."""
+"""Matplotlib settings for reports. Notebooks keep their own settings."""
 
 
 def library(name: str) -> Any:
-    """Import a library that is optional and slow to import, or say how to install it."""
+    """Import an optional, slow library. If it is missing, raise an error with the remedy."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -67,7 +67,7 @@ def belonging(folder: Path) -> Iterator[None]:
 
 
 def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Fill in a template file, and write a page that only its owner can read."""
+    """Fill in a template, and write the page so that only its owner can read it."""
     from markupsafe import Markup  # noqa: PLC0415
 
     jinja2 = library("jinja2")
@@ -125,12 +125,12 @@ _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
 
 
 def outcome(label: str) -> str:
-    """Return a readable name of an outcome, or its label if no such name is known."""
+    """Return an outcome's readable name, or its label if no readable name is known."""
     return _OUTCOMES.get(label, label)
 
 
 def counted(count: int) -> str:
-    """Format a count for a sentence: up to twenty as a word, and above twenty in digits."""
+    """Format a count for a sentence: as a word up to twenty, and in digits above twenty."""
     return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
 
 
@@ -192,7 +192,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     **{write.__name__: write for write in _WRITERS},
     # a position on a scale of width 160 from odds of 0.1 to 10
     "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
-    # whether the odds' interval is within 0.1 to 10; with few patients it is wider
+    # whether the odds' interval lies between 0.1 and 10; few patients give a wider interval
     "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
     "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",
 }

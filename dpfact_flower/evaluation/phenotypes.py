@@ -1,6 +1,6 @@
-"""Phenotype tables: each phenotype's codes, frequency and associations with outcomes.
+"""Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-Only this module aggregates patients' values for a report. Reports are shared with others, so counts
+No other module aggregates patients' values for a report. Reports are shared with others, so counts
 below ten patients are hidden. Every number that would reveal such a count is hidden too.
 """
 
@@ -34,13 +34,13 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.tensor import Factors
 
 SMALL = 10
-"""Smallest count of patients that is shown."""
+"""Smallest patient count that is shown."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
 _FEWEST = 5
 """Coefficients need at least this many patients with the outcome and this many without it."""
 _LARGEST = 20.0
-"""Limit for a coefficient and its standard error. Larger values mean separation."""
+"""Limit for a coefficient and its standard error. Larger values indicate separation."""
 
 
 def phenotype_table(
@@ -91,7 +91,7 @@ def phenotype_table(
 def _codes(
     vocabulary: Vocabulary, factor: NDArray[np.floating[Any]], present: Any, who: NDArray[np.bool_]
 ) -> list[tuple[CodeWeight, ...]]:
-    """Return each phenotype's codes of one mode, with the shares of patients who have the codes."""
+    """Return each phenotype's codes in one mode, with the share of patients who have each code."""
     carriers, everybody = who.T.astype(np.float64) @ present, present.sum(axis=0)
     patients, owners = len(who), who.sum(axis=0)
     tells = _tells_outside(carriers, everybody, owners[:, None], patients)
@@ -118,7 +118,7 @@ def _tells_outside(
 ) -> NDArray[np.bool_]:
     """Return whether carrier counts reveal a small count among patients without the phenotype.
 
-    `inside` counts the carriers among the `owners`, the patients who have the phenotype.
+    `carriers` counts patients with a code, `owners` those with the phenotype, and `inside` both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -146,7 +146,7 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site, from its number of patients there.
+    """Return a phenotype's prevalence at each site, given its patient count at each site.
 
     If the overall prevalence would reveal a small count, the smallest counts at the other sites are
     hidden too.
@@ -218,7 +218,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit one logistic regression on all usable phenotypes, in up to `MOST_PREDICTED` patients."""
+    """Fit one logistic regression on all usable phenotypes and up to `MOST_PREDICTED` patients."""
     rank = memberships.shape[1]
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
@@ -237,7 +237,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype has no coefficient. `label` covers only the phenotype's patients."""
+    """Return the reason for a missing coefficient. `label` covers only the phenotype's patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

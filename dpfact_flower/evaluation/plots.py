@@ -1,7 +1,6 @@
 """Draw a run's figures on the given axes, without `pyplot`.
 
-Lines have different markers and the colours of Okabe and Ito, which colour-blind readers can
-distinguish.
+Lines have different markers and Okabe-Ito colours, which colour-blind readers can distinguish.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -106,8 +105,8 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
-    A cell shows a column norm of the site's patient factor. It is divided by the site's largest
-    norm, because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
+    A cell shows a column norm of a site's patient factor, divided by the site's largest norm
+    because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
     switched off. Up to 60 phenotypes are labelled with their `names`, if any.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
@@ -138,7 +137,7 @@ QUALITIES: dict[str, Callable[[Summary], float | None]] = {
     "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
     "match with planted phenotypes": lambda s: s.measured.fms if s.measured else None,
 }
-"""Functions that return a quality of a run, by the title of its `tradeoff` figure."""
+"""Functions returning one of a run's quality measures, by the title of its `tradeoff` figure."""
 
 
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:

@@ -1,4 +1,4 @@
-"""Prediction of an outcome from phenotype scores, compared with predictions from codes alone.
+"""Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
 The number of a patient's codes alone predicts outcomes well, and even random factors predict a
 little. Every AUC is therefore shown next to two baselines on the same splits: raw codes and code
@@ -23,13 +23,13 @@ from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_coun
 from dpfact_flower.tensor import SparseTensor
 
 MOST_PREDICTED = 100_000
-"""Largest number of patients in a simulation's regressions. More patients would hardly change a
-figure, and their codes would need more memory than the data."""
+"""Largest number of patients in a simulation's regressions. More patients would hardly change the
+figures, and their codes would need more memory than the data."""
 SPLITS = 10
 TRAIN = 0.6
 """Share of the patients in the training set."""
 FEWEST = 5
-"""A group gets figures if at least this many patients have each value of the label."""
+"""A group has an AUC only if each label value occurs in at least this many patients."""
 _OVERALL = -1
 """Key of the group of all patients. The other keys are site numbers."""
 
@@ -40,8 +40,8 @@ def predict_outcome(
     """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
 
     Each split divides the patients of all sites, stratified by site and label. All figures from one
-    split therefore use the same test patients. A column of `patient_factors` must mean the same
-    phenotype at every site. Sites without the label are left out.
+    split are therefore based on the same test patients. A column of `patient_factors` must stand
+    for the same phenotype at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -126,7 +126,7 @@ def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
 
 
 def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
-    """Return log(1 + sum of counts) for each patient, in shape (patients, 1)."""
+    """Return log(1 + sum of counts) for each patient, shape (patients, 1)."""
     total = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
     return np.log1p(total)[:, None]
 
@@ -144,7 +144,7 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """For each split, yield a mask of the training patients: the same share of each stratum.
+    """For each split, yield a mask of the training patients, with the same share of each stratum.
 
     Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
     """

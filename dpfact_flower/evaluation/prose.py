@@ -1,4 +1,4 @@
-"""A run in words: titles of phenotypes, sentences for clinicians, and lines for a terminal.
+"""Describe a run in words: phenotype titles, sentences for clinicians, and lines for a terminal.
 
 A title such as ``Stroke with hypertension`` says no more than the codes. A name given by a person
 is better. The same model always gets the same titles.
@@ -21,14 +21,14 @@ from dpfact_flower.privacy import rounded_up
 from dpfact_flower.privacy.guarantee import Figure, about_rows
 
 _LAMBDA = 0.6
-"""Weight of a code's share against its lift. Sievert and Shirley chose this value for pyLDAvis."""
+"""Weight of a code's share relative to its lift, as Sievert and Shirley chose for pyLDAvis."""
 _NAMED = 2
-"""A title names at most this many codes of its first mode, and one code of each other mode."""
+"""A title names at most this many codes from its first mode, and one from each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
-"""A title omits codes that lead more than `_COMMON` of the phenotypes, and modes whose other
-leading codes all have less than `_ENOUGH` of the largest weight."""
+"""A title omits the leading codes shared by more than `_COMMON` of the phenotypes, and modes whose
+other leading codes all have less than `_ENOUGH` of the largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
-"""Names of modes that hold treatments, not diagnoses."""
+"""Pattern for the names of modes with treatments rather than diagnoses."""
 _FILLERS = re.compile(
     r"\b(NEC/NOS|NOS|NEC|not otherwise specified|not elsewhere classified)\b|"
     r"[ ,]+(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
@@ -36,10 +36,10 @@ _FILLERS = re.compile(
     re.IGNORECASE,
 )
 _CODES = 4
-"""A sentence names at most this many codes of a mode."""
+"""A sentence names at most this many codes per mode."""
 _OFTEN, _MORE = 0.2, 1.5
-"""A code marks a phenotype if its share of the phenotype's patients is at least `_OFTEN`, and at
-least `_MORE` times its share of all patients."""
+"""A code is characteristic of a phenotype if its frequency among the phenotype's patients is at
+least `_OFTEN`, and at least `_MORE` times its frequency among all patients."""
 _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
@@ -75,12 +75,12 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return a phenotype's leading codes in one mode. The largest weight must come first."""
+    """Return the leading codes among one mode's `rows`. The largest weight must come first."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a code's short name: the last part of a description that is a path, or the code.
+    """Return a code's short name: the last part of its description's path, or else the code.
 
     The fourth level of a path is a subtype, so the third level is named too: ``sepsis – severe``.
     """
@@ -116,13 +116,13 @@ def _either(names: Sequence[str], most: int) -> str:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
-"""Largest probability of absence elsewhere for a likely real and for an uncertain phenotype."""
+"""Largest probabilities of absence elsewhere for calling a phenotype likely real or uncertain."""
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
     """Return how certain a phenotype is, based on its pairs in other runs.
 
-    Without pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
+    If there are no pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
     """
     if not pairs:
         if chance is None:
@@ -153,7 +153,7 @@ def first_line(
 
 
 def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: str) -> list[str]:
-    """Return sentences that describe the patients who have a phenotype."""
+    """Return sentences describing the patients who have a phenotype."""
     share = phenotype.prevalence
     if isinstance(share, str):
         return [f"Fewer than ten {unit}."]
@@ -182,7 +182,7 @@ def rate(association: tables.Association, everybody: tables.Share, unit: str) ->
 
 
 def leading_sentence(rows: Rows) -> str:
-    """List a phenotype's leading codes in a sentence, for a run without counts of patients."""
+    """List a phenotype's leading codes in a sentence, for a run without patient counts."""
     parts = []
     for mode, of_mode in rows.items():
         names = (named(row.description, row.code) for row in leading(of_mode)[:_CODES])
@@ -193,7 +193,7 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe a phenotype's certainty. The other arguments are those of `certainty`.
+    """Describe a phenotype's `certainty`, which takes the same `pairs` and `chance`.
 
     `same` lists the phenotypes that differ from this one in only one mode.
     """
@@ -322,7 +322,7 @@ def _measured(summary: Summary) -> dict[str, str]:
             f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
             f"{number(errors.rmse_nonzeros)} over non-zeros"
         )
-    # This fit is comparable with systems whose sites share all factors except the patients'.
+    # This fit can be compared with systems whose sites share all but the patient factors.
     lines["shared fit"] = (
         f"{percent(measured.fit_shared)} by the shared phenotypes alone, {summary.row_unit}s "
         f"refitted; {percent(measured.fit_frequencies)} by code frequencies"

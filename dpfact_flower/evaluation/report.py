@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a run, made only from the files in the run folder.
+"""Write one self-contained HTML page about a run, using only the files in the run folder.
 
 The page begins with the phenotypes. If the model learned nothing, the page says so instead.
 """
@@ -43,7 +43,7 @@ _MANY_LISTS = 60
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write a finished run's ``report.html``, or `out`. Only the owner of the file can read it.
+    """Write a finished run's report to ``report.html`` or `out`, readable only by its owner.
 
     After a deployment, the report omits all measures that need the sites' data.
     """
@@ -113,7 +113,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct `SiteSpending`, with the names of the sites that have it."""
+    """Return each distinct `SiteSpending`, with the names of the sites it applies to."""
     rows: dict[str, tuple[SiteSpending, list[str]]] = {}
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         rows.setdefault(repr(spent), (spent, []))[1].append(site)
@@ -121,7 +121,7 @@ def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
 
 
 def _grouped(pairs: Iterable[tuple[K, int]]) -> list[tuple[K, list[int]]]:
-    """Return each key's numbers, in the order of the keys."""
+    """Group numbers by key, and sort the groups by key."""
     groups: dict[K, list[int]] = {}
     for key, number in pairs:
         groups.setdefault(key, []).append(number)
@@ -160,10 +160,10 @@ def cards(
     reviews: Mapping[int, run_folder.Review],
     unit: str,
 ) -> list[dict[str, Any]]:
-    """Return what the page says of each phenotype. `unit` names the data's rows, as in patients.
+    """Return each phenotype's content for the page. `unit` names the data's rows, such as patients.
 
-    A name that a person gave is the title, and the title made from the codes comes below it. The
-    page's search also finds everyday words for the codes.
+    If a person has named a phenotype, that name is the title, and the title made from the codes
+    appears below it. The page's search also finds everyday words for the codes.
     """
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES

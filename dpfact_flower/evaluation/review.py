@@ -2,8 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. The run folder gets only the decision, a name, and for ten or more charts their number and
-the rounded share.
+hospital. Only the decision, a name and, for ten or more charts, their number and the rounded share
+of confirmed charts are written to the run folder.
 """
 
 import csv
@@ -37,7 +37,7 @@ _LEAST_CHARTS = 10
 _LEAST_PATIENTS = 4
 _VERDICTS, _DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 _WHOLE = "phenotype"
-"""First cell of the line for the decision about the phenotype."""
+"""First cell of the line with the decision about the phenotype."""
 _ABOUT = "About individual patients: keep this at the hospital. No privacy guarantee covers it."
 _FIRST = 8
 """Number of codes of each mode that are visible before the reader unfolds the list."""
@@ -45,7 +45,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """What every key contains: the digest of the model, which identifies the run."""
+    """The content common to all keys: the model's digest, which identifies the run."""
 
     model: str
 
@@ -81,12 +81,12 @@ class Tally:
 
     @property
     def charts(self) -> int:
-        """Number of charts that have a verdict."""
+        """Number of charts with a verdict."""
         return self.yes + self.no + self.unsure
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Confirmed share in tenths and number of charts, both None if there are fewer than ten."""
+        """Confirmed share (in tenths) and number of charts, both None for fewer than ten charts."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -265,7 +265,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each line that is filled in: its place in the file, and its cells.
+    """Yield the position and the cells of each completed line.
 
     The CSV may be from any spreadsheet program. No two lines may have the same first cell.
     """

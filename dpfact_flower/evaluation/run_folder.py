@@ -1,4 +1,4 @@
-"""The files in a run folder. None of them contains data of an individual patient.
+"""Read and write the files in a run folder. None of them contains an individual patient's data.
 
 ``config.toml`` contains everything needed to repeat the run. ``names.toml`` contains names and
 chart reviews of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in
@@ -138,11 +138,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Review:
-    """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
+    """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
     `charts` counts the charts of patients with the highest scores. `confirmed` is the share of
     these charts that confirm the phenotype, in tenths. `near_charts` and `near_confirmed` are the
-    same for patients near the threshold. A share needs at least ten charts.
+    same for patients near the threshold. A share is given only for ten or more charts.
     """
 
     verdict: Literal["keep", "drop"]

@@ -1,4 +1,4 @@
-"""The summary of a run: what the server knows and, in a simulation, what can be measured.
+"""Summarise a run: what the server knows and, in a simulation, what can be measured.
 
 A simulation has all sites' data and state on one machine. Errors, AUC and tables are computed from
 this data after the rounds, and are never part of a message.
@@ -59,10 +59,10 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is the data of a simulation. Without `measured`, a simulation's summary is like that of
+    `cohort` is a simulation's data. If `measured` is false, a simulation's summary is like that of
     a deployment. `counted` means that the plan used the exact number of patients.
     """
-    given = ""  # facts taken from the data without noise, as text after a claim
+    given = ""  # text after a claim, about facts taken from the data without noise
     if cohort is not None and coordinator.privacy.privacy == "patient":
         given = guarantee.GIVEN_CODES_AND_NUMBER if counted else guarantee.GIVEN_CODES
     spent = _spent(coordinator, cohort, sites_folder, given)
@@ -91,7 +91,7 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and what the DPFact paper and TRIP would send for its replies.
+    """Return the run's traffic, and what the DPFact paper and TRIP would send for the same replies.
 
     Both methods send all feature factors as float64 in both directions, without overhead. In TRIP
     (consensus ADMM), a site also sends the multipliers of its constraints.
@@ -112,9 +112,9 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """Return the spending of all sites, or None without noise.
+    """Return the spending of all sites, or None if the run adds no noise.
 
-    Each patient is at one site only, so spending at other sites does not affect that patient.
+    Each patient is at one site only, so other sites' spending does not affect that patient.
     """
     if coordinator.privacy.privacy == "none":
         return None
@@ -171,7 +171,7 @@ def measure(
 ) -> tuple[Measured, SharedPhenotypes]:
     """Return measures and phenotype tables. If the model is only noise, the tables are empty."""
     watch("measuring", 0.0)
-    give_back()  # memory that the rounds used
+    give_back()  # memory used by the rounds
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
     selected = cohort.select_codes(coordinator.rule.selection)
     loaded = []
@@ -224,7 +224,7 @@ def measure(
     if is_informative:
         watch("measuring", 0.8)
         give_back()
-        rank = features[0].shape[1]  # the site's own model has more columns with `auto_rank`
+        rank = features[0].shape[1]  # with `auto_rank`, a site's own model has more columns
         own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for _, m in models()]
         tables = SharedPhenotypes(
             phenotype_table(memberships, features, sites),
@@ -239,8 +239,8 @@ def shared_error(
 ) -> SquaredError:
     """Return the total squared error after every patient is refitted to the shared features.
 
-    A small site's own model owes its fit mostly to chance. This fit cannot be compared with that of
-    systems whose sites share all feature factors. The `tensors` must be scaled as in the run.
+    A small site's own model owes its fit mostly to chance. Such a fit cannot be compared with that
+    of systems whose sites share all feature factors. Scale the `tensors` as in the run.
     """
     errors = []
     for tensor in tensors:
@@ -277,7 +277,7 @@ def _some(
 
 
 def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
-    """Return a prediction without figures, because readers would trust an AUC made from noise."""
+    """Return a prediction without figures, because an AUC computed from noise would mislead."""
     groups = tuple(GroupAUC(site.name, len(site), reason=UNINFORMATIVE) for site in sites)
     everybody = GroupAUC("overall", sum(map(len, sites)), reason=UNINFORMATIVE)
     return OutcomePrediction(everybody, groups, 0, 0.0)

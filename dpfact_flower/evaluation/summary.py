@@ -1,6 +1,6 @@
 """The result of a run: the content of ``summary.json``, with nearly all keys on one level.
 
-Each key is a field of a class in this module. If no value of a class is known, the file contains
+Each key is a field of a class in this module. If none of a class's values is known, the file has
 null for the first keys of the class and omits its other keys.
 """
 
@@ -13,14 +13,14 @@ from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit
 
 UNINFORMATIVE = "the phenotypes explain nothing"
-"""Reason for leaving out a figure that would describe noise."""
+"""Reason for leaving out a figure that would describe only noise."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """The cost of releases, as `Guarantee.to_dict` writes it.
+    """The privacy cost of releases, as returned by `Guarantee.to_dict`.
 
-    `claim` says how rigorously the epsilons are proven, and is shown next to each. `epsilon`
+    `claim` describes how rigorously each epsilon is proven, and is shown next to it. `epsilon`
     applies if a patient's record is added or removed, and `replacing` applies if it is replaced.
     `alone` applies to secure sums if all other sites collude with the server.
     """
@@ -114,10 +114,10 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """How well an outcome is predicted for labelled patients of a `group`: a site, or ``overall``.
+    """How well an outcome is predicted for a `group` of labelled patients: a site, or ``overall``.
 
-    `memberships` predicts from a patient's scores, `raw_codes` from the set of codes, and `volume`
-    from the sum of counts. The last two are baselines. `reason` explains missing figures.
+    Predictions use patients' scores (`memberships`) or, as baselines, their sets of codes
+    (`raw_codes`) and sums of counts (`volume`). `reason` explains missing figures.
     """
 
     group: str
@@ -180,9 +180,9 @@ class Summary:
     """The result of a run. `name` is the name of the cohort or, in a deployment, of the job.
 
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
-    the model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. If known,
-    `false_discovery` holds the probability that each phenotype is absent in other patients. Without
-    noise there is no `spent`, and in a deployment there is no `measured`.
+    the model. Each row of the data is one `row_unit`: ``patient`` or ``discharge``. If known,
+    `false_discovery` holds the probability that each phenotype is absent in other patients. `spent`
+    is None in a run without noise, and `measured` is None in a deployment.
     """
 
     name: str

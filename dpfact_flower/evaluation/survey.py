@@ -1,4 +1,4 @@
-"""A survey that tests whether people can tell a run's phenotypes from made-up phenotypes.
+"""Survey whether people can tell a run's phenotypes from made-up phenotypes.
 
 Half of the items are phenotypes of the model. A made-up item is a phenotype in which one leading
 code, or all codes of one mode, come from another phenotype. The key says which items are real, so
@@ -85,7 +85,7 @@ class Answers:
 
 
 def agreement(one: Answers, two: Answers) -> str:
-    """Return Cohen's kappa of two readers over the items that both have answered."""
+    """Return Cohen's kappa for two readers over the items that both have answered."""
     both = one.given.keys() & two.given.keys()
     kappa = _kappa({n: one.given[n] for n in both}, two.given)
     return f"{one.name} and {two.name}: kappa {kappa} over {len(both)} items"
@@ -132,7 +132,7 @@ def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
 
 
 Lists = Mapping[int, Mapping[str, Codes]]
-"""All codes of non-zero weight by phenotype and mode, largest weight first."""
+"""All codes with non-zero weights by phenotype and mode, largest weight first."""
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
@@ -164,7 +164,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Exchange the last mode's codes in a circle in which partners share the fewest codes."""
+    """Replace the last mode's codes with those of a partner, chosen to have few codes in common."""
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}
 
@@ -182,7 +182,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code by another phenotype's, one late in the own list or absent from it."""
+    """Replace a leading code with another phenotype's code that ranks low or is absent here."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)

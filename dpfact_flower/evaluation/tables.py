@@ -15,8 +15,8 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's frequency in the phenotype's patients, and `everybody` is its frequency
-    in all patients.
+    `observed` is the code's frequency among the phenotype's patients, and `everybody` is its
+    frequency among all patients.
     """
 
     code: str
@@ -76,7 +76,7 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """How much each site uses each phenotype: the patient factors' column norms, (T, R).
+    """How much each site uses each phenotype: patient factors' column norms, (sites, phenotypes).
 
     Norms grow with a site's number of patients. `off` marks columns that the l2,1 penalty set to 0.
     """
@@ -87,7 +87,7 @@ class SiteUsage:
 
     @property
     def switched_off(self) -> dict[str, list[int]]:
-        """Numbers of the phenotypes that each site has switched off."""
+        """Numbers of the phenotypes switched off at each site."""
         return {
             site: [number for number, is_off in enumerate(row, start=1) if is_off]
             for site, row in zip(self.sites, self.off, strict=True)
@@ -107,7 +107,7 @@ class Pair:
     """A phenotype's number, its partner's number in another run, and the similarity of the two.
 
     `match` is the product of the cosines in all modes. `fair` is the product if every cosine is
-    0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes. Their modes come from
+    0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes, whose modes come from
     different phenotypes of the other run. Frequent codes alone can cause such matches.
     """
 
@@ -119,18 +119,18 @@ class Pair:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether the other run has the phenotype too."""
+        """Whether the other run also found the phenotype."""
         return self.match > max(self.fair, self.chance)
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether codes that are in many phenotypes could explain the match."""
+        """Whether codes shared by many phenotypes could explain the match."""
         return self.fair < self.match <= self.chance
 
 
 @dataclass(frozen=True)
 class Replication:
-    """The matches of a run's phenotypes in another run. `name` is the other run's folder.
+    """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
     `how` is the result of `protection` for the other run. `rank` is the first run's rank.
     """

@@ -1,4 +1,4 @@
-"""A whole run in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
+"""Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
 
 A site in memory is one of this package's types, another library's tensor or matrix, or a DataFrame.
 """
@@ -64,11 +64,11 @@ def federate(
     vocabularies, window_days
         See `as_cohort`.
     out : path, optional
-        Folder for the run's files. Without `out`, only `Run.save` writes the run to a folder.
+        Folder for the run's files. If omitted, only `Run.save` writes the run to a folder.
     state_dir : path, optional
-        Folder for each site's ledger and own factors. Without `state_dir`, the ledgers are deleted
-        after the run, so they cannot limit later runs. With `state_dir`, a private run needs
-        `max_epsilon`. In patient mode it also needs `patients`.
+        Folder for each site's ledger and own factors. If omitted, the ledgers are deleted after the
+        run, so they cannot limit later runs. If given, a private run also needs `max_epsilon` and,
+        in patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -77,7 +77,7 @@ def federate(
     verbose : bool
         Whether to show Flower's log.
     **settings
-        Any settings of a run, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
+        Any run settings, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return settings that make each site's ledger limit the spending in this privacy mode."""
+    """Return settings with which each site's ledger limits the spending in this privacy mode."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -156,7 +156,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
     )
 
 
-NAME = "sites"  # of a cohort made from separate sites
+NAME = "sites"  # name of a cohort made from separate sites
 ONE_MODE = "codes"  # the single feature mode of a matrix
 
 
@@ -173,17 +173,17 @@ def as_cohort(
     ----------
     given : Cohort, one site, sequence of sites, or mapping of name to site
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
-        sparse.COO or an array. Patients are the first mode. It can also be a DataFrame with a row
-        per patient and a column per code, or a DataFrame of events (see `frames`). Events with a
-        column ``site`` are split into sites. Sites without names become ``site-1`` and so on.
+        sparse.COO or an array, with patients as the first mode. A site can also be a DataFrame with
+        a row per patient and a column per code, or a DataFrame of events (see `frames`). Events
+        with a ``site`` column are split into sites. Unnamed sites become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. By default, the codes of tensors are numbers, and
-        the codes of events are those in the data. A private run then reveals these codes, which its
+        Public code lists, one per feature mode. By default, a tensor's codes are numbered, and the
+        codes of events are those in the data. A private run then reveals these codes, which its
         epsilon does not cover.
     window_days : int or None
         For events only; see `frames.read_events`.
     keep_empty : bool
-        For events only: whether to keep patients whose part of the tensor is empty.
+        For events only: whether to keep patients without any entry in the tensor.
     """
     if isinstance(given, Cohort):
         return given
@@ -201,7 +201,7 @@ def as_cohort(
 
 
 def is_site(given: Any) -> bool:
-    """Return whether an object is a single site, and not a cohort or a list."""
+    """Return whether an object is a single site rather than a cohort or a list."""
     return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
 
 
@@ -274,7 +274,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     `fit` performs a whole federated run in this process, with the noise that the privacy mode
     requires. `transform` fits old or new patients to the phenotypes. No privacy guarantee covers
-    the resulting scores, so only the site that holds the patients may see their scores.
+    the resulting scores, so only the patients' own site may see the scores.
 
     Parameters
     ----------
@@ -294,7 +294,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         spends `epsilon` again on the same patients, and no ledger records the total.
         Cross-validation with k folds needs k fits.
     settings : mapping, optional
-        Any other settings of a run, with underscores; see ``dpfact settings``. In patient mode,
+        Any other run settings, with underscores; see ``dpfact settings``. In patient mode,
         ``patients`` should be a public estimate. Without an estimate, the plan uses the exact
         number of patients, and treats this number as public.
 
@@ -379,8 +379,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Return every patient's score for each phenotype, shape (patients, rank).
 
-        Patients are in the order of X, one site after the other. If X has events, `memberships`
-        shows the order of the patients.
+        Patients are in the same order as in `X`, one site after the other. If `X` has events,
+        `memberships` shows the order of the patients.
         """
         return np.concatenate([site.scores for site in self._memberships(X)])
 
@@ -401,7 +401,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def codes_(self) -> NDArray[Any]:
-        """Code names for the columns of `components_`."""
+        """Names of the codes in the columns of `components_`."""
         check_is_fitted(self, "model_")
         lists = self.model_.vocabularies
         named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
@@ -420,7 +420,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
-        """Return the sites of X. Matrices are validated as in scikit-learn."""
+        """Return a cohort of the sites in `X`. Matrices are validated as in scikit-learn."""
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
         is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)
@@ -449,7 +449,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         except ValueError as error:
             if "could not convert" not in str(error):
                 raise
-            raise DataError(  # scikit-learn's message quotes text that may be a patient's
+            raise DataError(  # scikit-learn's message quotes text, perhaps from a patient
                 "X: could not convert text to numbers. If the rows are events, read them with "
                 "read_events"
             ) from None

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
-    A run has no data about individual patients, and can be pickled. A simulation's measures are
-    computed from all sites' patients, so protect the measures like patient data.
+    A run contains no data about individual patients, and can be pickled. A simulation's measures
+    are computed from all sites' patients, so protect these measures like patient data.
 
     `model` holds the phenotypes that all sites share, and `summary` holds the content of
     ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
@@ -77,11 +77,11 @@ class Run:
             raise DataError("run: has no folder; write one with save(folder)")
         return str(self.folder)
 
-    # --- What it found -------------------------------------------------------------------------
+    # --- Results -------------------------------------------------------------------------------
 
     @property
     def guarantee(self) -> str:
-        """Text that says how the patients are protected, and how well this is proven."""
+        """A statement of how the patients are protected, and how rigorously this is proven."""
         return dict(headline(self.summary))["privacy"]
 
     @property
@@ -118,7 +118,7 @@ class Run:
         return library("pandas").DataFrame(rows).set_index("round")
 
     def ledger(self) -> DataFrame:
-        """Return the noisy releases of each site, and the cost of each release."""
+        """Return each site's noisy releases, with the privacy cost of each release."""
         spent = self.summary.spent.per_site if self.summary.spent else {}
         rows = [
             {"site": site, **asdict(event), "rho": event.rho}
@@ -131,7 +131,7 @@ class Run:
     def label(self, number: int, name: str) -> Run:
         """Return the run with a new name for a phenotype. An empty `name` removes the old name.
 
-        The run folder, if any, is changed too.
+        The run folder, if any, is updated too.
         """
         new = run_folder.Names({**self.model.names, number: name})
         names = run_folder.checked_names(new, self.model.rank)
@@ -184,7 +184,7 @@ class Run:
         return self._drawn("auc", ax, found[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
-        """Draw a figure of `plots` in the given axes or, without axes, in new pyplot axes."""
+        """Draw a figure of `plots` in the given axes or, if there are none, in new pyplot axes."""
         library("matplotlib")
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 

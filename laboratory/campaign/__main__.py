@@ -1,4 +1,4 @@
-"""``python -m laboratory.campaign``: many runs with faults, and a table of how they ended."""
+"""Carry out many runs with faults, and print how they ended: ``python -m laboratory.campaign``."""
 
 import argparse
 import logging

@@ -52,7 +52,7 @@ class Service:
         """The process that the unit's supervisor started, or None while a restart is due."""
         children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
         with suppress(OSError):
-            # The first is the command: the others were adopted later.
+            # The first child is the command. The others were adopted later.
             for child in map(int, Path(children).read_text().split()):
                 return child
         return None
@@ -81,7 +81,7 @@ class Service:
 
 @dataclass
 class Deployment:
-    """A SuperLink, three hospitals, and what the centre needs to submit a run."""
+    """A SuperLink, three hospitals, and everything that the centre needs to submit a run."""
 
     folder: Path
     hospitals: list[Hospital]
@@ -90,18 +90,18 @@ class Deployment:
     services: dict[str, Service] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Restart ended processes when a restart is due."""
+        """Restart processes that have ended, when a restart is due."""
         for service in self.services.values():
             service.look()
 
     def find(self, service: str, words: str) -> int | None:
-        """Find a process of a unit by words on its command line."""
+        """Find a unit's process by words in its command line."""
         return descendant(self.services[service].keeper, words)
 
     def allow(self, mode: str) -> None:
         """Let every hospital take part in a privacy mode, with a separate state folder per mode.
 
-        An executor reads its settings again for every message.
+        Executors read their settings again for every message.
         """
         epsilon = 0.0 if mode == "none" else 1e6
         for each in self.hospitals:
@@ -141,7 +141,7 @@ class Deployment:
 
 @contextmanager
 def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
-    """Set up three hospitals and their centre, and end them afterwards."""
+    """Set up three hospitals and their centre, and stop all of them afterwards."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
     tls, port = folder / "tls", free_port()

@@ -1,4 +1,4 @@
-"""A Grid with faults and its own clock."""
+"""Simulate a network: a Grid with faults and its own clock."""
 
 import errno
 import os

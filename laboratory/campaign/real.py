@@ -122,7 +122,7 @@ class RealRun:
 
     @cached_property
     def coordinator(self) -> Coordinator:
-        """Return a coordinator with the plan of the run and its costs."""
+        """Return a coordinator with the run's plan and costs."""
         config = {**SETTINGS[self.scenario.mode], "sites": 3, "min-sites": 2, "job": self.job}
         return Coordinator(
             [len(Vocabulary.load(path).codes) for path in self.made.vocabulary.split(",")],
@@ -152,7 +152,7 @@ class RealRun:
             self._continued(blow, at_once=True)
         return code
 
-    # --- blows
+    # --- Signals
 
     def _strike(self) -> None:
         now = time.monotonic()
@@ -190,7 +190,7 @@ class RealRun:
     def _answers(self) -> int:
         return sum(len(self._rows(folder)) for folder in self.states())
 
-    # --- what must hold
+    # --- Conditions that must hold
 
     def states(self) -> list[Path]:
         """Return the hospitals' state folders for this mode, if they have a ledger."""
@@ -257,7 +257,7 @@ class RealRun:
                     yield f"round {row.round} was charged {late:.0f} s after its end"
 
     def _same_bits(self) -> Iterator[str]:
-        """If every site was in every round, check that the model equals that of a faultless run."""
+        """Check that, if no site missed a round, the model equals that of a faultless run."""
         if any(len(record.sites) < 3 for record in read_history(self.out)):
             return
         expected = self.folder / "expected"
@@ -295,7 +295,7 @@ def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Ou
         (each / ".failed-attempts").unlink(missing_ok=True)  # as if a person had checked
     if code != 0:
         if any(blow.target in ("SuperLink", "a SuperNode") for blow in scenario.blows):
-            time.sleep(60)  # until Flower has noticed lost processes
+            time.sleep(60)  # until Flower has noticed that processes are lost
         made.await_all()
         starts, code = 2, run.start(faults=False)
         if code != 0:

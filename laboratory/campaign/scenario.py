@@ -1,4 +1,4 @@
-"""One run with faults, and the conditions that must hold after any run."""
+"""Carry out one run with faults, and check the conditions that must hold after any run."""
 
 import random
 from collections.abc import Iterator

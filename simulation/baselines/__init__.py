@@ -1,4 +1,4 @@
-"""Systems that DPFact is compared with. Each fits a cohort within this process.
+"""Systems for comparison with DPFact. Each fits a cohort within this process.
 
 Every system starts from DPFact's initial factors, fits the same tensor and yields a `Snapshot` per
 round, so all systems are measured in the same way.
@@ -23,17 +23,17 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """State of a system after a round.
+    """A system's state after a round.
 
     Attributes
     ----------
     round : int
-        From 1.
+        Number of the round, from 1.
     models : tuple of tuples of ndarray
-        Each site's own model: the patient factor (I_t, R), then a factor (I_n, R) per feature mode.
-        A centralised system has one model, which is split by site.
+        Each site's own model: a factor (patients, phenotypes), and one (codes, phenotypes) per
+        feature mode. A centralised system has one model, which is split by site.
     shared : tuple of ndarray
-        Feature factors that all sites share.
+        Feature factors shared by all sites.
     error : SquaredError
         The paper's accuracy measure: the total error of the sites' own models on their own data.
     seconds : float
@@ -64,7 +64,7 @@ class Snapshot:
 
 
 def pooled(cohort: Cohort) -> SparseTensor:
-    """Return all sites' patients in one tensor, site after site."""
+    """Return all sites' patients in one tensor, site by site."""
     rows, shift = [], 0
     for site in cohort.sites:
         indices = site.tensor.indices.astype(np.int64)

@@ -18,7 +18,7 @@ pyttb: Any = _pyttb  # exports its names only at run time
 
 
 def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) -> Iterator[Snapshot]:
-    """Alternating least squares on the pooled patients, one iteration per round.
+    """Run alternating least squares on the pooled patients, with one iteration per round.
 
     pyttb does not return its iterates, so each iteration is a call that continues from the previous
     one. This is exact, because an iteration depends only on the columns' directions, which pyttb

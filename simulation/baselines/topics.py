@@ -1,4 +1,4 @@
-"""Topic models of pooled patients: LDA and NMF without privacy, and private spectral LDA.
+"""Fit topic models to pooled patients: LDA and NMF without privacy, and private spectral LDA.
 
 The models use the set of each patient's codes. They ignore how the codes are combined.
 `private_spectral_lda` follows Wang, Anandkumar and others (2020): topics are found from noisy
@@ -20,13 +20,13 @@ from simulation.baselines import pooled
 from simulation.systems import NO_NOISE, unit_columns
 
 _CELLS = 10**7
-"""Number of cells of patients' third moments in memory at a time."""
+"""Number of cells of the patients' third moments that are in memory at a time."""
 _PAIRS = 0.5**0.5
 """Norm of a patient's pairs, each counted once: x x' has norm 1, and only its upper half counts."""
 _CLIP = 0.1
-"""Clipping norm over rank ** 1.5, a typical patient's norm. Best of 1, .3 and .1 on the demo."""
+"""Clipping norm over rank ** 1.5, a typical patient's norm. On the demo, best of 1, .3 and .1."""
 _STARTS, _STEPS = 30, 40
-"""Numbers of starts and of steps of the power method for each topic."""
+"""Numbers of random starts and of steps per start of the power method for each topic."""
 
 
 class Topics(NamedTuple):

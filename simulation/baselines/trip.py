@@ -1,6 +1,6 @@
 """TRIP (Kim et al., KDD 2017): federated factorisation by consensus ADMM.
 
-In a round, a site starts from the consensus ``F^`` of every feature mode::
+In each round, a site starts from the consensus ``F^`` of every feature mode::
 
     H_t <- H_t + omega (F_t - F^)                                   the multipliers
     A_t <- M_A G_A^-1                                               least squares
@@ -56,7 +56,7 @@ def site_round(
     consensus : tuple of (I_n, R) ndarrays of float32
         The server's factors, one per feature mode.
     omega : float
-        The ADMM penalty. It is above 0 and the same at every site.
+        The ADMM penalty, above 0 and the same at every site.
     """
     multipliers = tuple(
         H + np.float32(omega) * (F - mean)

@@ -1,4 +1,4 @@
-"""TRIP on Flower: a client, a strategy, and a run of both in this process.
+"""Run TRIP on Flower: a client, a strategy, and a run of both in this process.
 
 The strategy uses DPFact's messages, byte counts and grid. ADMM needs every site in every round, so
 there is no quorum, late sites are not tolerated, and runs cannot resume.

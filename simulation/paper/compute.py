@@ -30,7 +30,7 @@ def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result 
             for job in jobs:
                 yield job, attempted(job)
         return
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the worker processes, which have a core each
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the worker processes, each of which uses one core
     with ProcessPoolExecutor(processes, get_context("spawn"), settle) as pool:
         waiting = {pool.submit(attempted, job): job for job in jobs}
         for future in as_completed(waiting):

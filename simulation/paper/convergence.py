@@ -1,4 +1,4 @@
-"""RMSE against rounds, over several initialisations, as in the paper's figure on accuracy."""
+"""Compare RMSE against rounds over several initialisations, as in the paper's accuracy figure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ _RIVALS = ("cp-als", "trip")
 _JUDGED = ("paper", "psgd", "exact-no-l21", "patient")
 """Versions of DPFact: the paper's noise, both solvers without noise, and patient mode."""
 _NEAR = 0.01
-"""A fit has converged once this share of the total decrease in RMSE is left."""
+"""A fit has converged once only this share of the total decrease in RMSE remains."""
 
 
 def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tables: bool) -> Job:

@@ -30,14 +30,14 @@ class Dataset:
     Attributes
     ----------
     name : str
-        Name in jobs. It is a preset, an open data set, or the path of a cohort's folder.
+        Name in jobs: a preset, an open data set, or the path of a cohort's folder.
     title : str
     epsilon : float
         The paper's epsilon for the data set that this one replaces.
     distinct : str or None
         Site whose patients are unlike those of all other sites.
     rank : int
-        Number of phenotypes if the rank is not varied. The paper uses 50.
+        Number of phenotypes in experiments that do not vary the rank. The paper uses 50.
     stands_for : str
         The paper's data set that this one replaces.
     """
@@ -76,13 +76,13 @@ def dataset(name: str) -> Dataset:
 
 
 def open_data() -> Path:
-    """Folder of the open data: $DPFACT_DATA, or ``shared/data`` next to the repository."""
+    """Return the open-data folder: $DPFACT_DATA, or ``shared/data`` next to the repository."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     return Path(os.environ.get("DPFACT_DATA", beside))
 
 
 def available(name: str) -> bool:
-    """Whether the data are available here."""
+    """Return whether the data are available here."""
     return name not in OPEN or (open_data() / _PLACES[name]).exists()
 
 
@@ -107,12 +107,12 @@ def reported(name: str) -> SyntheticSettings:
 
 
 def is_synthetic(name: str) -> bool:
-    """Whether the data are made up."""
+    """Return whether the data are made up."""
     return name not in OPEN and not Path(name).is_dir()
 
 
 def planted_memberships(name: str) -> list[NDArray[np.float64]] | None:
-    """Return the planted memberships, which give the best possible prediction."""
+    """Return the planted memberships, which allow the best possible prediction."""
     if not is_synthetic(name):
         return None
     return [own.astype(np.float64) for own in true_memberships(reported(name))]

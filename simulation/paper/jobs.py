@@ -1,4 +1,4 @@
-"""Jobs and their results on disk, so that an interrupted run continues.
+"""Store the results of jobs on disk, so that an interrupted run can continue.
 
 A job is one fit of one system. Its result is a JSON file, with the shared factors next to it. The
 file's name contains a digest of the job's settings and of the code, so a result is never used for
@@ -50,15 +50,15 @@ class Job:
     rank, rounds, seed : int
         Patient mode plans its own number of rounds and ignores `rounds`.
     splits : int
-        Number of splits for the prediction of death; 0 for no prediction.
+        Number of splits for predicting death, or 0 if death is not predicted.
     epsilon, delta : float
-        For systems with noise; otherwise 0.
+        Privacy parameters of a system with noise. Both are 0 for other systems.
     relative_l21 : float
         Relative l2,1 weight of the exact solver, or -1 for the system's own weight.
     tables : bool
         Whether the result describes the phenotypes.
     sites : int
-        For traffic: the number of sites among which the data are divided; otherwise 0.
+        Number of sites among which a traffic job divides the data. It is 0 for other jobs.
     """
 
     data: str
@@ -94,16 +94,16 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Result of a job.
+    """The result of a job.
 
     Attributes
     ----------
     values : dict
-        All values that repeating the job reproduces exactly.
+        All values that are reproduced exactly if the job is repeated.
     seconds : float
         Computing time, excluding measurements.
     shared : tuple of ndarray of float32
-        Shared feature factors; empty if there are none.
+        Shared feature factors, or an empty tuple if there are none.
     wall : float
         Seconds from the beginning to the end of the job.
     """

@@ -123,7 +123,7 @@ def death_scores(
 
 
 def norms(models: Sequence[Factors]) -> list[list[float]]:
-    """Return the column norms of every site's patient factor, T x R."""
+    """Return the column norms of every site's patient factor, (sites, phenotypes)."""
     return [np.linalg.norm(memberships(model), axis=0).tolist() for model in models]
 
 

@@ -1,4 +1,4 @@
-"""The page with verdicts, figures and links to the tables, written from the results alone."""
+"""Write the page with verdicts, figures and links to the tables, from the results alone."""
 
 import os
 from collections.abc import Sequence

@@ -94,7 +94,7 @@ def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Table:
-    """The phenotype that is most specific to a site, and its counterparts in other models."""
+    """Tabulate the phenotype most specific to a site, and its counterparts in other models."""
     exact = found["exact"]
     norms = np.square(np.asarray(exact.values["norms"]))
     own = exact.values["sites"].index(site)

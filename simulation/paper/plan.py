@@ -1,4 +1,4 @@
-"""The variants of the evaluation."""
+"""The evaluation's variants: which data sets, systems and sizes each one runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -29,7 +29,7 @@ def style(system: str, label: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. A value is a number, a string or None.
+    """A table with a header. Each value is a number, a string or None.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Section:
     title, text : str
     figures : list of (name, caption, Figure)
     tables : list of Table
-        Tables. The page links to their files.
+        Tables whose files the page links to.
     verdicts : list of Verdict
     missing : int
         Number of missing fits.

@@ -37,7 +37,7 @@ from simulation.paper.jobs import Job, Result
 from simulation.systems import coordinate, naive, paper_solver, play, shuffled
 
 DESCRIPTION = "description"
-"""System of a job without a fit, whose result is the size of the data."""
+"""System of a job without a fit. The job's result is the size of the data."""
 NONE = PrivacySettings(privacy="none")
 _PULL, _MU, _OFF = 0.01, 0.5, 0.3
 _SMALL_STEP = 1e-3
@@ -55,11 +55,11 @@ class System:
     ----------
     title : str
     play : callable
-        Maps job and cohort to snapshots; None if the system is not a factorisation.
+        Maps a job and a cohort to snapshots. None if the system is not a factorisation.
     noise : str
-        Meaning of the system's epsilon; empty without noise.
+        Meaning of the system's epsilon, or an empty string if there is no noise.
     predictors : callable or None
-        Maps job and cohort to predictors per site, for a system that is not a factorisation.
+        Maps a job and a cohort to predictors per site, for a system that is not a factorisation.
     """
 
     title: str
@@ -163,12 +163,12 @@ def _noisy(job: Job, **changes: Any) -> PrivacySettings:
 
 
 def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
-    """The paper's mechanism, with the best settings for its noise."""
+    """Run the paper's mechanism with the best settings for its noise."""
     return _dpfact(job, cohort, paper_solver(job.rank, mu=mu), _noisy(job, privacy="paper"))
 
 
 def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The paper's mechanism with small steps: they add little noise but hardly change the model."""
+    """Run the paper's mechanism with small steps, which add little noise but hardly learn."""
     solver = _psgd(job, eta=_SMALL_STEP, gamma=_PULL, clip=1.0, mu=_MU)
     return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
 
@@ -294,7 +294,7 @@ SYSTEMS: dict[str, System] = {
 # --- Traffic --------------------------------------------------------------------------------------
 
 TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
-"""Systems whose messages are counted; trip-lean keeps its multipliers at the sites."""
+"""Systems whose messages are counted. In trip-lean, multipliers stay at the sites."""
 
 
 def _traffic(job: Job) -> Result:

@@ -1,4 +1,4 @@
-"""Bytes on the wire: the paper's two tables of communication cost."""
+"""Measure bytes on the wire, for the paper's two tables of communication cost."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ RULE = (
     "claim, **partly** if some do, **no** if none does and some contradict it, and **undecided** "
     "if all are open. Cases of patient mode do not count."
 )
-"""The rule of the verdicts, as the page states it."""
+"""The rule for all verdicts, as stated on the page."""
 
 
 @dataclass(frozen=True)

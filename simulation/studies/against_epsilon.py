@@ -1,4 +1,4 @@
-"""Plot how good private models are at each epsilon, together with the null and the ceiling."""
+"""Plot the quality of private models at each epsilon, together with the null and the ceiling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -43,7 +43,7 @@ LEVEL = 0.1
 """Largest chance of being missing at which a phenotype is called real."""
 _HALVES = ("tune", "report")
 _RUNS = 2
-"""Number of private runs per cell. Each is compared with the other."""
+"""Number of private runs per cell. The two runs are compared with each other."""
 _COLUMNS = ("called", "missing", "strict", "stable", "stable_missing", "stable_strict")
 
 

@@ -1,15 +1,15 @@
-"""Check phenotypes against disease groups and known pairs, and measure coherence, at each epsilon.
+"""Compare phenotypes with disease groups and known pairs, and measure coherence, at each epsilon.
 
     python -m simulation.studies.clinical data/nhds data/diabetes --out runs/clinical
 
 The models come from `simulation.studies.real_data` and are fitted to one half of each site's
 patients. They are private models, noiseless fits (*ceiling*) and fits to shuffled patients
 (*null*). In shuffled patients, the diagnoses of one patient stay together, so patterns among
-diagnoses remain. Therefore there are also fits to patients whose codes are shuffled one by one
-(*shuffled codes*). Coherence is measured in the other half. A table cell shows the mean over its
-models and, if they differ, the range. Disease groups come from CCS.
+diagnoses remain. The study therefore also includes fits to patients whose codes are shuffled one by
+one (*shuffled codes*). Coherence is measured in the other half. A table cell shows the mean over
+its models and, if they differ, the range. Disease groups come from CCS.
 
-The output folder keeps the models, so a new run of the script only measures them again. The script
+The output folder keeps the models, so rerunning the script only measures them again. The script
 writes clinical.json and clinical.csv.
 """
 

@@ -14,7 +14,7 @@ _SEED = 0
 def half(cohort: Cohort, which: str) -> Cohort:
     """Return one half of every site's patients, drawn with a fixed seed. "both" means everybody.
 
-    The name of the returned cohort says which half it is.
+    The returned cohort's name tells which half it is.
     """
     if which == "both":
         return cohort

@@ -1,4 +1,4 @@
-"""Likelihood of hidden cells under models with different losses, compared with pyttb's `gcp_opt`.
+"""Measure the likelihood of hidden cells under models with different losses and pyttb's `gcp_opt`.
 
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
     python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000

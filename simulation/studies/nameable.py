@@ -1,7 +1,7 @@
 """Count the phenotypes that could be named.
 
-The count stands in for a clinician who reads a phenotype's leading codes. A code of the first mode
-and one of the second are *tied* if at least twice as many patients have both as expected by chance.
+The count replaces a clinician who reads a phenotype's leading codes. A code of the first mode and
+one of the second are *tied* if at least twice as many patients have both as expected by chance.
 A phenotype's *ties* are the weighted share of tied pairs among its leading codes (five per mode).
 It could be *named* if that share is at least a half, and its cosine to every other named phenotype
 is below a half.
@@ -28,7 +28,7 @@ _SPLITS = 5
 
 
 def tied(tensor: SparseTensor) -> NDArray[np.bool_]:
-    """Return which pairs of codes of the first two feature modes are tied, shape (I_1, I_2)."""
+    """Return a mask of the tied pairs of codes, with a row per code of the first feature mode."""
     first, second = tensor.feature_shape[:2]
     patients, rows, columns = tensor.indices[:, :3].astype(np.int64).T
     pair = distinct((patients * first + rows) * second + columns) % (first * second)
@@ -43,7 +43,7 @@ def tied(tensor: SparseTensor) -> NDArray[np.bool_]:
 
 
 def ties(model: Factors, pairs: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the share of each phenotype's leading pairs that are tied, shape (R,)."""
+    """Return the share of tied pairs among each phenotype's leading codes, shape (phenotypes,)."""
     shares = []
     for factor in model[:2]:
         leading = np.sort(factor, axis=0)[-_LEADING:][0]
@@ -53,7 +53,7 @@ def ties(model: Factors, pairs: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def likeness(model: Factors) -> NDArray[np.float64]:
-    """Return the cosines between phenotypes, shape (R, R)."""
+    """Return the cosines between phenotypes, shape (phenotypes, phenotypes)."""
     grams = [factor.T.astype(np.float64) @ factor for factor in unit_columns(model)]
     return np.asarray(np.multiply.reduce(grams))
 

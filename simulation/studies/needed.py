@@ -14,7 +14,7 @@ from dpfact_flower.settings import PrivacySettings
 
 _EPSILONS = tuple(2.0**power for power in range(-1, 5))
 _ASKED = 10**6
-"""Number of patients in the plan from which results are scaled; signal is proportional to it."""
+"""Number of patients in the plan from which results are scaled. Signal is proportional to it."""
 
 _ASIDE = 1.08
 """Shift of a rank's points relative to the previous rank, so that no point hides another."""

@@ -49,7 +49,7 @@ class Row:
     without : float
         Median.
     added : dict of str to tuple of float
-        For each added patient, the quartiles of the added seconds over all runs.
+        For each added patient, the quartiles of the added seconds across all runs.
     """
 
     kind: str
@@ -164,7 +164,7 @@ def measure(patients: int, runs: int, rank: int) -> list[Row]:
             data.save(folder / f"{who}.npz")
         for number in range(runs + 1):
             turn = list(made)[number % len(made) :] + list(made)[: number % len(made)]
-            for who in turn:  # each is first equally often
+            for who in turn:  # so that each site is first equally often
                 state = folder / f"{number} {who}"
                 taken[who].append(seconds_of_run(folder / f"{who}.npz", made[who], state, rank))
     counted = {who: some[1:] for who, some in taken.items()}

@@ -2,14 +2,14 @@
 
     python -m simulation.studies.peers data/nhds data/diabetes --rank 20 --epsilon 1
 
-Each method makes one model and has one row. LDA, NMF and spectral LDA use pooled patients and the
+Each method fits one model and has one row. LDA, NMF and spectral LDA use pooled patients and the
 set of each patient's codes. All others fit combinations of codes. `simulation.studies.real_data`
 defines the share of the fit and the factor match. A method's topics serve as factors. The AUC for
 death uses the fourth roots of memberships. If a method has no memberships, they are fitted to its
 factors. Coherence is the mean NPMI over pairs of a phenotype's leading codes, in the same patients.
 With --half tune or report, it is also measured in the other half's patients, which no fit has seen.
 Seconds are for the fit alone, on one core. The script writes table.json, table.csv and table.md
-after each method. When run again, it continues from there.
+after each method. When rerun, it continues after the last finished method.
 """
 
 import argparse
@@ -64,7 +64,7 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
         lambda study, epsilon: Topics(paper_mode(study.cohort, study.rank, epsilon)),
     ),
 }  # fmt: skip
-"""For each method: the place of the data, the guarantee, and a function that fits."""
+"""For each method: the location of the data, the guarantee, and a function that fits a model."""
 
 
 def row(study: Study, name: str, epsilon: float, others: Cohort | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Private models on real data, compared with chance and with repeated fits without noise.
+"""Compare private models of real data with chance and with repeated fits without noise.
 
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
@@ -6,7 +6,7 @@ The phenotypes of real patients are unknown, so a private model is compared with
 the pooled data. The two measures are its share of the best fit and its factor match. The *ceiling*
 compares the noiseless fits, which have different random starts, with each other. The *null*
 consists of noiseless fits to shuffled patients, each with the procedures of one real patient and
-the diagnoses of another. It shows how good a model can be without any relation between modes. A
+the diagnoses of another. The null shows how good a model can be if modes are unrelated. A
 cell of the table shows learned relations only if all its private models beat every null in both
 measures. If the mean of the ceiling does not beat every null, there is no relation to learn, and no
 model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with patients scaled to norm 1 and refitted.
@@ -79,7 +79,7 @@ class Study:
     references : int
         Number of fits without noise, at least 2.
     folder : Path or None
-        Folder in which models are kept. With None, no model is kept.
+        Folder in which models are kept. If None, no model is kept.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Study:
     def rows(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield a row for the ceiling, for the null, and for patient mode at each epsilon."""
+        """Yield rows for the ceiling, for the null, and for patient mode at each epsilon."""
         for row, _ in self.cells(epsilons, seeds, nulls):
             yield row
 
@@ -143,7 +143,7 @@ class Study:
         return reference(shuffled(self.tensor, seed), self.rank, seed)
 
     def kept(self, name: str, make: Callable[[], Factors]) -> Factors:
-        """Load the model with this name from the folder. If it is not there, make and save it."""
+        """Load the named model from the folder or, if it does not exist yet, make and save it."""
         if self._folder is None:
             return make()
         path = self._folder / f"{name}.npz"
@@ -217,7 +217,7 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of share of the best fit and factor match, by data set and rank.
+    """Return a Markdown table with the share of the best fit and the factor match.
 
     Private cells are in italics unless all models beat every null in both measures. The AUC follows
     after a semicolon. The ceiling's column also has the AUC of the raw codes.

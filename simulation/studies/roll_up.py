@@ -1,4 +1,4 @@
-"""Effect of broader codes: compare a cohort with the same cohort rolled up in several ways.
+"""Measure the effect of broader codes: compare a cohort with its rolled-up versions.
 
     python -m simulation.studies.roll_up codes=data/dx icd3=data/dx-icd3 chapter=data/dx-chapter
 

@@ -33,7 +33,7 @@ from simulation.studies.real_data import Study
 from simulation.systems import run, unit_columns
 
 _OWN, _ONE = -1, -2
-"""Values in place of a number of slots: noise at each site, and one site with all patients."""
+"""Values that replace a number of slots: noise at each site, and one site with all patients."""
 
 
 def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
@@ -103,7 +103,7 @@ def rows(given: argparse.Namespace, cohort: Cohort) -> Iterator[dict[str, Any]]:
                 for row in study.rows(given.epsilons, given.seeds):
                     if row["epsilon"] is not None or (not place and slots == _OWN):
                         yield {**row, "system": name}
-                for path in folder.glob("epsilon-*"):  # of this system
+                for path in folder.glob("epsilon-*"):  # this system's models
                     path.unlink()
 
 

@@ -65,7 +65,7 @@ def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snaps
     return {
         "exact": lambda c: federated(c, exact, _ROUNDS, seed=seed),
         "exact, random start": lambda c: federated(c, exact, _ROUNDS, seed=seed, start="random"),
-        # The start takes a round and makes no pass.
+        # The first round only computes the initial factors, without a pass.
         "psgd": lambda c: federated(c, psgd, rounds + 1, seed=seed),
         "SGD, centralised": lambda c: centralised(c, psgd, rounds=rounds, seed=seed),
         "CP-ALS, centralised": lambda c: cp_als(c, exact, rounds=_ITERATIONS, seed=seed),

@@ -48,7 +48,7 @@ class EachAlone(OnArrival):
 
 
 class _Players:
-    """The sites of a cohort, each with its state."""
+    """A cohort's sites, each with its state."""
 
     def __init__(self, cohort: Cohort) -> None:
         self.sites = {site.name: site for site in cohort.sites}

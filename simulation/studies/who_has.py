@@ -1,4 +1,4 @@
-"""Check who has a phenotype against the patients' codes, their deaths and the planted truth.
+"""Check phenotype assignments against patients' codes, their deaths and the planted truth.
 
     python -m simulation.studies.who_has data/diabetes --half report --rank 20 --epsilons inf 4 1
     python -m simulation.studies.who_has synthetic:demo --rank 12 --epsilons inf 4 1
@@ -60,7 +60,7 @@ def row(cohort: Cohort, factors: Factors, planted: SyntheticSettings | None) -> 
 
 
 def _carriers(cohort: Cohort, mode: int, codes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether each patient carries one of a phenotype's codes in a mode, (patients, R)."""
+    """Return whether patients carry one of each phenotype's codes, (patients, phenotypes)."""
     wanted = codes.astype(np.float64)
     return np.concatenate([mode_presence(s.tensor, mode) @ wanted > 0 for s in cohort.sites])
 

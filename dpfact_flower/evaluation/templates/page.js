@@ -139,7 +139,7 @@ function reveal() {
 addEventListener("hashchange", reveal);
 reveal();
 
-// Readers cannot unfold paper, so all but the long lists of codes is printed.
+// Readers cannot unfold paper, so everything except the long lists of codes is printed.
 let folded = [];
 addEventListener("beforeprint", () => {
   folded = all("details:not([open])").filter((part) => !part.closest(".codes"));
