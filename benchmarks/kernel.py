@@ -86,7 +86,7 @@ def _against_c(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
 
 
 def _ratio(name: str, timing: Mapping[str, Timing], reason: str) -> Row:
-    """Return the row of a ratio, computed within each repetition; its value is their median."""
+    """Return the row of a ratio: the median of the repetitions' ratios."""
     if "C" not in timing:
         return Row(name, None, "x", 1.15, note=reason)
     pairs = zip(timing["vector"].seconds, timing["C"].seconds, strict=True)

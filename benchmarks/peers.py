@@ -16,7 +16,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def measure(tensors: Mapping[str, SparseTensor], scale: Scale, found: Sequence[Row]) -> list[Row]:
-    """Return the rows of other libraries' times for each tensor."""
+    """Return the rows of a naive pass and of other libraries, for each tensor."""
     peers: list[Row] = []
     for name, counts in tensors.items():
         tensor = scaled(counts, SolverSettings())

@@ -29,9 +29,9 @@ class Timing:
 
     @classmethod
     def of_more(cls, few: Sequence[float], many: Sequence[float], more: int) -> "Timing":
-        """Return the time per iteration, given that calls in `many` run `more` than calls in `few`.
+        """Return the time per iteration.
 
-        A call's other costs cancel out.
+        A call of `many` runs `more` iterations more than one of `few`. Other costs cancel out.
         """
         pairs = zip(few, many, strict=True)
         return cls(tuple((b - a) / more for a, b in pairs), difference=True)

@@ -2,9 +2,10 @@
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
 ``not``, a decorator, a loop, a caught exception). The tests that run the changed lines meet the
-mutant, and then the other tests in the same files, which may share fixtures. For compiled lines and
-for lines that run on import, these tests are unknown, so all of `TESTS` meet it. A mutant is
-noticed if a test fails, hangs or crashes. All of this happens in a temporary copy of the checkout.
+mutant, and then the other tests in the same files, which may share fixtures. For compiled lines,
+for lines that run only on import, and in folders whose tests `TESTS` lacks, these tests are
+unknown, so the folder's tests and then all of `TESTS` meet it. A mutant is noticed if a test fails,
+hangs or crashes. All of this happens in a temporary copy of the checkout.
 
 The same seed and the same code give the same sample. A line with an addition has eleven mutants,
 most of them obvious, so the program draws at most one mutant from each place. Mutants that differ
@@ -53,7 +54,7 @@ TESTS = (
     "test_*.py",
     "cli/test_site.py",
 )
-"""All tests that may run, in this order after those of a mutant's own folder."""
+"""Tests whose covered lines are recorded. If all meet a mutant, its own folder's come first."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
 _COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
            "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "codemeta.json")  # fmt: skip
@@ -257,11 +258,14 @@ class Bench:
             shutil.rmtree(".hypothesis", ignore_errors=True)
 
     def _covering(self, mutant: Mutant) -> list[str]:
-        """Return tests that run a mutant's lines, those of the module's folder first."""
+        """Return tests that run a mutant's lines, those of its folder first; empty if unknown."""
         path, spec = mutant.spec.module_path, mutant.spec
+        if not set(met_by(path)[0]) <= set(everything()):
+            return []
         tests_of = self._record.contexts_by_lineno(str(path.resolve()))
         lines = range(spec.start_pos[0], spec.end_pos[0] + 1)
-        found = {test.split("|")[0] for line in lines for test in tests_of.get(line, ()) if test}
+        names = (test.rpartition("|")[0] for line in lines for test in tests_of.get(line, ()))
+        found = set(filter(None, names))
         own = str(Path("tests") / path.parent.relative_to(PACKAGE))
         return sorted(found, key=lambda test: (not test.startswith(own), test))
 

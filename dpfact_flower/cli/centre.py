@@ -102,7 +102,7 @@ def superlink(context: typer.Context) -> None:
 def submit(
     connection: Annotated[str, Argument()],
     out: opt.Out,
-    vocabulary: Annotated[str, Option(help="Code lists: a .json file for each mode, as in a,b.")],
+    vocabulary: Annotated[str, Option(help="Code lists, one per mode, as in a.json,b.json.")],
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     force: opt.Force = False,
@@ -138,10 +138,7 @@ def submit(
         raise typer.Exit(NOT_REPORTED if status == UNKNOWN else FAILED)
 
 
-def status(
-    folder: opt.Folder,
-    as_json: opt.AsJson = False,
-) -> None:
+def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
     """Show a deployed run's progress and sites, and the budget that each site used or lost.
 
     FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon

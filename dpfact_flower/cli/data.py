@@ -215,7 +215,7 @@ def data_events(
         str,
         Option(
             metavar="FILE[,COLUMN=NAME]",
-            help="Table with patient and site, for simulations. Other columns: patient=, site=.",
+            help="Table of patient and site, for simulations. Name other columns: patient=, site=.",
         ),
     ] = "",
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",

@@ -50,8 +50,8 @@ def site_init(
     """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
 
     NAME is the hospital's public name. By default, the hospital takes part only in privacy mode
-    patient, and sends each reply after 60 s. Change these and other settings with -s. See
-    the table Site in dpfact settings.
+    patient, and sends each reply after 60 s. Change these and other settings with -s. See the table
+    Site in dpfact settings.
     """
     from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
     from dpfact_flower.site.check import check_site

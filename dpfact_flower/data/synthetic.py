@@ -233,7 +233,7 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw each patient's active phenotypes without replacement, by the Gumbel trick."""
+    """Draw a mask of active phenotypes, (patients, phenotypes), without replacement (Gumbel)."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)

@@ -1,8 +1,8 @@
 """Measure how clinically plausible phenotypes are: disease groups, code pairs and coherence.
 
-Groups and pairs are derived from the model and a public classification of its codes, so the results
-are as public as the model. Coherence is computed from a site's patients and stays at that site.
-Each figure is shown next to its mean over *shuffled* models, with each code's weights permuted.
+Groups and pairs come from the model and a public classification of its codes, so the results are as
+public as the model. Coherence is computed from a site's patients and stays there. Each figure is
+shown next to its mean over *shuffled* models, in which each code's weights go to random phenotypes.
 """
 
 from collections import Counter

@@ -80,7 +80,7 @@ def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a code's short name: the last part of its description's path, or else the code.
+    """Return a code's short name: its description (the last part if it is a path), or the code.
 
     The fourth level of a path is a subtype, so the third level is named too: ``sepsis – severe``.
     """

@@ -168,7 +168,7 @@ def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
 
 
 def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """Run the paper's mechanism with small steps, which add little noise but hardly learn."""
+    """Run the paper's mechanism with small steps: little noise, but the model hardly changes."""
     solver = _psgd(job, eta=_SMALL_STEP, gamma=_PULL, clip=1.0, mu=_MU)
     return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
 

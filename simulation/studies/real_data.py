@@ -217,7 +217,7 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table with the share of the best fit and the factor match.
+    """Return a Markdown table of shares of the best fit and factor matches, by data and rank.
 
     Private cells are in italics unless all models beat every null in both measures. The AUC follows
     after a semicolon. The ceiling's column also has the AUC of the raw codes.

@@ -60,7 +60,7 @@ def row(cohort: Cohort, factors: Factors, planted: SyntheticSettings | None) -> 
 
 
 def _carriers(cohort: Cohort, mode: int, codes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether patients carry one of each phenotype's codes, (patients, phenotypes)."""
+    """Return who has a code of each phenotype in one mode, shape (patients, phenotypes)."""
     wanted = codes.astype(np.float64)
     return np.concatenate([mode_presence(s.tensor, mode) @ wanted > 0 for s in cohort.sites])
 

@@ -333,7 +333,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Suggest arguments to the user, with COLUMN in place of each name that cannot be guessed."""
+    """Return arguments to suggest, with COLUMN in place of each name that cannot be guessed."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)

@@ -1,6 +1,6 @@
 /*
 help = """
-MIMIC-IV, full or demo: one site per care unit or per service.
+MIMIC-IV, full or demo: one site per first care unit or service.
 
 SOURCE is a folder that contains hosp and icu (.csv, .csv.gz or .parquet), or a
 database. If icu is missing, sites are services unless you use --by. ICD-9 and
@@ -25,8 +25,8 @@ help = "Add drugs as a feature mode."
 -- first ICU stay, or to the service of the first admission. If sites are units, patients who were
 -- never in an ICU are left out.
 --
--- Codes are recorded per admission, in ICD-9-CM or ICD-10-CM, without dots. The same text may be a
--- code in both versions, so the prefixes icd9: and icd10: keep them apart (icd9:4019, icd10:I10).
+-- Codes are recorded per admission, in ICD-9 or ICD-10, without dots. The same text may be a code
+-- in both versions, so the prefixes icd9: and icd10: keep them apart (icd9:4019, icd10:I10).
 -- As in MIMIC-III, diagnoses have no dates, so the window is the admission, in which each code
 -- counts once. Drug codes are the names in prescriptions, in lower case. Solvents
 -- (drug_type BASE and ADDITIVE) are left out.
