@@ -380,7 +380,7 @@ class SiteSettings(Settings):
         1000, "most rounds with noise that this site answers, over all jobs", "[1, inf)"
     )
     reply_after: float = setting(
-        0.0, "fixed delay in seconds from a request to its reply; 0: none", "[0, 86400]"
+        0.0, "seconds from a request to its reply, doubled if too short; 0: no delay", "[0, 86400]"
     )
     secure_key: str = setting(
         "", "secure sums: file with this site's signing key, written by `dpfact keys make`"

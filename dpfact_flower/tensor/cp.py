@@ -27,7 +27,7 @@ Matrices = tuple[Floats, ...]
 
 _BLOCK = 1 << 9  # number of rows multiplied at a time
 _MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
-_ALIKE = 0.97  # components are alike if the product of their cosines reaches this
+_ALIKE = 0.97  # smallest product of alike components' cosines, over all modes but one
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)

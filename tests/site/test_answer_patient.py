@@ -280,6 +280,7 @@ WITH_CODES = {
     "no selection at the end": (7, lambda r: replace(r, selection=()), "message"),
     "factors at the start": (2, lambda r: replace(r, anchors=of_factors((6, 8))), "message"),
     "a mode's selection missing": (2, lambda r: replace(r, selection=picked(6)), "message"),
+    "a mode's selection missing later": (3, lambda r: replace(r, selection=picked(6)), "message"),
     "a selection too many": (2, lambda r: replace(r, selection=picked(6, 8, 2)), "message"),
     "codes beyond the list": (2, lambda r: replace(r, selection=picked(6) + beyond(8)), "data"),
     "more codes than planned": (2, lambda r: replace(r, selection=picked(7, 8)), "message"),

@@ -347,6 +347,11 @@ BAD_SELECTIONS = {
        for why, codes in BAD_CODES.items()},
     "int64": ("need float32, got int64", [kept.astype("i8") for kept in SELECTION]),
     "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in SELECTION]),
+    "weights too": ("need shape (features, 3), got (5,)", [*SELECTION, np.ones(5, np.float32)]),
+    "NaN too": ("not finite", [*SELECTION, np.array([1, np.nan], np.float32)]),
+    "a number too": ("need shape (features, 3), got ()", [*SELECTION, np.array(1, np.float32)]),
+    "an integer too": ("selection, mode 3: ", [*SELECTION, np.array(1, np.int32)]),
+    "no number too": ("need shape (features, 3), got (0,)", [*SELECTION, np.empty(0, np.float32)]),
 }  # fmt: skip
 
 

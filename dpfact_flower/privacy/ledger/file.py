@@ -224,7 +224,7 @@ def translated(path: Path) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StateError(f"{path}: {error} ({name})") from None
     except (OverflowError, UnicodeError) as error:
-        # An SQLite message may quote a damaged schema, so the message cannot be decoded.
+        # SQLite may quote a damaged schema in a message, which then cannot be decoded.
         raise StateError(f"{path}: {type(error).__name__}") from None
 
 

@@ -122,8 +122,8 @@ def plan_patient(
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
     planned values, which also depend on `sites` and ``settings.patients``. The server sends these
-    three values to the sites. The schedule then depends only on epsilon, delta, sizes and rank, so
-    each site computes the same schedule.
+    three values to the sites. The schedule then depends only on the request's settings and on
+    `sizes`, so each site computes the same schedule.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
