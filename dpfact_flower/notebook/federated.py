@@ -390,22 +390,25 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the column names of the result of `transform`, such as ``phenotype_3``."""
-        check_is_fitted(self, "model_")
+        check_is_fitted(self)
         return np.array(self.model_.headings, dtype=object)
 
     @property
     def components_(self) -> NDArray[np.float32]:
         """The phenotypes as rows."""
-        check_is_fitted(self, "model_")
+        check_is_fitted(self)
         return np.concatenate(self.model_.factors).T
 
     @property
     def codes_(self) -> NDArray[Any]:
         """Names of the codes in the columns of `components_`."""
-        check_is_fitted(self, "model_")
+        check_is_fitted(self)
         lists = self.model_.vocabularies
         named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
         return np.array([f"{mode}={code}" if mode else code for mode, code in named], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -416,7 +419,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return tags
 
     def _memberships(self, X: Any) -> list[Memberships]:
-        check_is_fitted(self, "model_")
+        check_is_fitted(self)
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:

@@ -43,7 +43,7 @@ def test_help_teaches_every_command():
 
 
 @pytest.mark.slow
-def test_data_run_and_report(tmp_path):
+def test_data_run_and_report(tmp_path, monkeypatch):
     data, out = tmp_path / "data", tmp_path / "run"
     assert dpfact("data", "synthetic", "paper-synthetic", "--out", data).count("site-") == 5
     assert "1,000" in dpfact("data", "show", data)
@@ -66,6 +66,16 @@ def test_data_run_and_report(tmp_path):
     assert of_the_model.isdisjoint(path.name for path in out.iterdir())
     with pytest.raises(SettingsError, match="holds a finished run already"):
         dpfact("demo", "--out", out)  # which replaces only demos
+    asked = []
+    monkeypatch.setattr(
+        "dpfact_flower.cli.run.simulate", lambda *_, force, **__: asked.append(force)
+    )
+    dpfact("demo", "--out", out, "--force")
+    dpfact("demo", "--out", tmp_path / "new")
+    summary = out / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"name": "demo"}))
+    dpfact("demo", "--out", out)
+    assert asked == [True, False, True]
 
 
 def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, monkeypatch):

@@ -124,6 +124,13 @@ def test_what_is_counted_and_logged_names_frames(caplog):
     assert "/dpfact-" not in caplog.text
 
 
+def test_frames_by_site_count_what_they_left_out():
+    sites = {"north": pd.concat([HERE, HERE.tail(1)]), "south": HERE}
+    cohort = as_cohort(sites)
+    assert [site.name for site in cohort.sites] == ["north", "south"]
+    assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
+
+
 def test_deaths_come_along():
     died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
     assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]

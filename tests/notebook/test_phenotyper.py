@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 import scipy.sparse
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import check_is_fitted
 
 from dpfact_flower import DPFactPhenotyper
 from dpfact_flower.errors import DataError, PrivacyRefusedError, SettingsError
@@ -118,6 +120,15 @@ def test_codes_that_patient_mode_left_out_are_not_missed(cohort):
     kept = DPFactPhenotyper(rank=2, settings={"codes": "4"}).fit(counts)
     assert kept.components_.shape == (2, 4)
     assert kept.transform(counts).shape == (80, 2)
+
+
+def test_a_fit_that_failed_is_no_fit(cohort):
+    estimator = DPFactPhenotyper(rank=2, privacy="none", settings={"rounds": 0})
+    with pytest.raises(SettingsError, match="rounds"):
+        estimator.fit(cohort)
+    with pytest.raises(NotFittedError):
+        check_is_fitted(estimator)
+    assert estimator.set_params(settings={"rounds": 1}).fit(cohort).__sklearn_is_fitted__()
 
 
 def test_a_budget_that_cannot_last_is_refused(cohort, tmp_path):
