@@ -2,7 +2,7 @@
 
 The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
 config contains its `SiteSettings`. In a simulation, the node config contains Flower's
-`partition-id` and `num-partitions` instead, which select a site from the data of the run config.
+`partition-id` and `num-partitions` instead, which select one of the sites in the run's data.
 """
 
 import logging

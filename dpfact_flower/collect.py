@@ -339,7 +339,7 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """Sends requests and receives replies once the synchronous rounds are over.
+    """A dispatcher that sends requests and receives replies after the synchronous rounds.
 
     Nodes in `left_out` never get a request. `read` checks a node's reply against the given shapes,
     adds the site's name to `names`, and returns the reply or the reason why it cannot be used.

@@ -39,7 +39,7 @@ class MessageError(DPFactError, ValueError):
 
 
 class StateError(DPFactError, RuntimeError):
-    """Raised when state on disk is missing, damaged or from another run."""
+    """Raised when state on disk is missing, damaged or from a different run."""
 
     code = "state"
 

@@ -113,7 +113,7 @@ class SolverSettings(Settings):
     )
     zero_ratio: float = setting(2.0, "psgd, stratified: sampled zero cells per non-zero", "(0, 20]")
     clip: float = setting(
-        0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0: none", "[0, inf)"
+        0.0, "psgd: bound L on the norm of a cell's gradient for each factor; 0: none", "[0, inf)"
     )
 
     @property
@@ -137,7 +137,7 @@ class PrivacySettings(Settings):
     epsilon: float = setting(
         4.0, "total epsilon of all rounds, per patient (in paper mode: per entry)", "(0, 1e+06]"
     )
-    delta: float = setting(1e-5, "delta for every epsilon", "(0, 1)")
+    delta: float = setting(1e-5, "delta at which every epsilon is stated", "(0, 1)")
     rho: float = setting(
         0.0, "paper: zCDP cost of one factor in one round; 0: planned from epsilon", "[0, 100]"
     )
@@ -146,7 +146,7 @@ class PrivacySettings(Settings):
         "[-1, 4611686018427387904]",
     )  # fmt: skip
     patients: int = setting(
-        0, "patient: public estimate of the total number of patients; 0: unknown", "[0, 1000000000]"
+        0, "patient: publicly estimated total number of patients; 0: unknown", "[0, 1000000000]"
     )
     start_share: float = setting(
         0.0, "patient: share of the budget for the start; 0: planned", "[0, 1]"
@@ -250,7 +250,7 @@ class RunSettings(Settings):
     """The server's settings for a federated run."""
 
     rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
-    seed: int = setting(0, "public seed for the start and the visiting order", "[0, 2147483648]")
+    seed: int = setting(0, "public seed for the start and the order of updates", "[0, 2147483648]")
     job: str = setting("", "name under which sites keep their state (default: random)", NAME)
     sites: int = setting(0, "number of sites to wait for before round 1; 0: the quorum", "[0, inf)")
     min_sites: int = setting(1, "quorum: fewer replies leave the model unchanged", "[1, inf)")
@@ -267,14 +267,14 @@ class RunSettings(Settings):
         "each reply is used when it arrives",
     )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
-        "stop", "ask sites before any charge whether they would answer; stop: begin only if all "
+        "stop", "ask sites before any charge if they would answer; stop: begin only if all "
         "would; leave-out: begin without the others",
     )  # fmt: skip
     rule: str = setting(
         "", "elastic, patient, or a registered rule; empty: the privacy mode's default", NAME
     )
     start: Literal["auto", "cooccurrence", "random"] = setting(
-        "auto", "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
+        "auto", "cooccurrence: sites' code pairs (mode none: WITHOUT noise); random: public "
         "seed; auto: pairs if mode and rounds allow",
     )  # fmt: skip
     elastic_step: float = setting(

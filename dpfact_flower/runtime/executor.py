@@ -37,7 +37,7 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    On SIGTERM, the process exits after the current message. On a second one, it exits immediately.
+    On SIGTERM, the process exits after the current message, and on a second SIGTERM immediately.
     `config` is read for each message. `node_user` is a user name or number (default: this user).
     """
     refuse_unknown_version()

@@ -1,4 +1,4 @@
-"""Define a Flower Grid that works in one process, without Ray, but with Flower's messages."""
+"""Define a Flower Grid for runs in one process, without Ray but with Flower's own messages."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

@@ -154,7 +154,7 @@ def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
-    """Refit memberships at the simulated sites, as a hospital does after a run."""
+    """Fit each simulated site's own model, as a hospital does after a run."""
     settings = SiteSettings(state_dir=str(sites_folder))
 
     def fitted(site: SiteData) -> None:

@@ -60,7 +60,7 @@ def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
 
 
 class Answering:
-    """Answers each message from a SuperNode in a new process."""
+    """A helper that answers each message from a SuperNode in a new process."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
@@ -88,7 +88,7 @@ class Answering:
             question = question_to_bytes(message, context, settings.to_config())
             metadata = message.metadata
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
-            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the limit of timers
+            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the longest possible timer
             end = time.monotonic() + seconds
             note = Path(settings.state_dir, ANSWERING)  # for the hospital's metrics
             with suppress(OSError):

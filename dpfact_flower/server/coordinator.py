@@ -166,7 +166,7 @@ class Coordinator:
 
         Requests contain this number, and later answers are not charged. The number is
         `round_timeout`, unless `grace` is set. It is then at most `grace` more than the longest
-        time to a quorum so far, except in rounds on whose quorum later rounds depend.
+        time to a quorum so far, except in rounds on which later rounds depend.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -205,8 +205,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        In secure sums, the replies contain no arrays. `sums` then contains their totals, or is
-        empty if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
+        In secure sums, the replies contain no arrays. `sums` then contains the slots' totals, or
+        is empty if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)

@@ -76,7 +76,7 @@ class ElasticRule:
         return [(strict_size(sum(self._paired or self._sizes)),)]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return one event per factor in mode "paper", or an empty tuple in mode "none"."""
+        """Return one privacy event per factor in mode "paper", or an empty tuple in mode "none"."""
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self.factors, start=1)}
@@ -111,7 +111,7 @@ class ElasticRule:
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
-        """Return the global factors, the start's progress, and each site's phenotype usage."""
+        """Return the global factors, the start's progress, and each site's usage of phenotypes."""
         return {
             **numbered("factor", self.factors),
             **numbered("kept", self.selection),
@@ -199,7 +199,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse settings that do not allow it."""
+    """Return whether a run starts from co-occurrences. Raise an error if it should but cannot."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -240,7 +240,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Pull the global factors F^ once to the sites' F~_t: ``F^ += step * sum_t (F~_t - F^)``.
+    """Move the global factors F^ towards sites' F~_t: ``F^ += step * sum_t (F~_t - F^)``.
 
     This is equation (global) if step = eta * gamma. Replies must be sorted by site, because the
     order affects floating-point sums. `shares` weight the summands and are scaled to a mean of 1.

@@ -1,7 +1,7 @@
 """A run's records on the server's disk: `history.jsonl` and `checkpoint.npz`.
 
-Both files are written after each round. The history, for people and reports, has a line per round.
-The checkpoint lets an interrupted run continue.
+Both files are written after each round. The history has one line per round and serves people and
+reports. The checkpoint lets an interrupted run continue.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round as one line of `history.jsonl`.
+    """The record of a round, stored as one line of `history.jsonl`.
 
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
     quorum was missed and the global factors stayed unchanged. `seconds` is the time from sending

@@ -1,6 +1,6 @@
 """The server's rule for patient mode: a start from co-occurrences, refined mode by mode.
 
-This module only post-processes the sites' releases, so it costs no privacy.
+This module only post-processes the sites' releases, so it has no privacy cost.
 """
 
 import logging
@@ -116,7 +116,7 @@ class PatientRule:
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number of sites. Warn if the cohort is too small for its rank and epsilon."""
+        """Accept any number of sites. Warn if the cohort is too small for the rank and epsilon."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
@@ -170,7 +170,7 @@ class PatientRule:
         start = start_factors(released, sizes, rank, sigma, rng)
         self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
         counts = typical_counts(released, sizes, CROSS) if self._is_squared else []
-        if not counts:  # halves need squared errors and typical counts
+        if not counts:  # fits to halves need squared errors and typical counts
             return
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
         self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)

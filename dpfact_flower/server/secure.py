@@ -115,7 +115,7 @@ class SecureSum:
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
-        """For each site yet to help unmask the last attempt, return a request to do so."""
+        """Return opening requests for all sites that have not yet opened the last attempt."""
         self.last = self.last._replace(opened=True)
         return {
             site: SecureStage(

@@ -1,6 +1,6 @@
 """Improve a run's initial factors by fitting them to surrogate patients.
 
-Surrogates are generated from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
+Surrogates come from noisy counts, so the fit has no privacy cost (docs/explanation/start.md).
 """
 
 import logging
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 _FEW, _MANY = 40_000, 60_000
 """Number of surrogates for comparing initial factors, and number for the final fit."""
 _PASSES, _HALF_PASSES = 40, 30
-"""Number of solver passes in the comparison and the final fit, and number in a half's fit."""
+"""Number of solver passes in comparison and final fits, and number in fits to halves."""
 _NORM = 2.0
 """Norm of a likelihood's initial columns. Norm 1 gives worse fits to Diabetes-130 and NHDS."""
 _LEAST = 1e-6
@@ -112,7 +112,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Return a likelihood's initial factors. Each patient's sum matches the data."""
+    """Return a likelihood's initial factors: no tiny entries, and patients' sums as in the data."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)

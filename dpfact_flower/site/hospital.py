@@ -115,8 +115,8 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures for a site's own monitoring, which must never leave the site.
 
-    `epsilon_spent` is the total over all jobs at delta = `budget-delta`. `last_charge` is a time in
-    seconds since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the last
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `last_charge` is a time in seconds
+    since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the last
     consecutive rounds that failed after reading patients' data. At 10, the site refuses rounds
     until a person resets this count. `answering_seconds` is 0 while the site is idle.
     """
