@@ -1,7 +1,7 @@
 """Federated, differentially private computational phenotyping with Flower.
 
 Public names are imported on first use. Flower launches a new process at a site for every message,
-and lazy imports let each process begin quickly.
+and lazy imports let each process start quickly.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
 config contains its `SiteSettings`. In a simulation, the node config contains Flower's
-`partition-id` and `num-partitions` instead. These values select a site from the run config's data.
+`partition-id` and `num-partitions` instead, which select one of the sites in the run's data.
 """
 
 import logging
@@ -51,7 +51,7 @@ Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """Raised when a round failed. The error's text is only a code, so the server may see it."""
+    """Raised when a round fails. The error's text is only a code, so the server may see it."""
 
     code = "refused"
 

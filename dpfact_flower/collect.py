@@ -2,7 +2,7 @@
 
 `RetryingGrid` serves synchronous rounds, and `AsyncDispatcher` serves asynchronous runs.
 
-A site's process may end after charging a release but before replying. The site then answers a
+A site's process may exit after charging a release but before replying. The site then answers a
 repeated request from its ledger without a second charge. The server therefore repeats requests to
 lost sites until the round ends. Halfway through the round, every silent site gets its request once
 more, because Flower's SuperNode silently loses a message if its connection breaks during transfer.
@@ -40,14 +40,14 @@ _MEANING = {
 }
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
-"""Maximum number of times that the server sends a request to a node."""
+"""Maximum number of times that the server sends the same request to a node."""
 RETURN_SECONDS = 120.0
 """Time in seconds for a lost SuperNode to return. The SuperLink readmits its key within 60 s."""
 LEAST_SECONDS = 10.0
-"""Minimum time for a repeated request: a process must start and send the kept bytes."""
+"""Minimum time left for a repeated request, for a process to start and send stored bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra time, as a share of a required round's time, if a connected site has not replied."""
+"""Extra time, as a share of a required round's time limit, for connected but silent sites."""
 
 
 class RoundPolicy(NamedTuple):
@@ -72,8 +72,8 @@ class InFlight:
     """A request to a node, together with the node's replies.
 
     `group` is Flower's `group_id` for the round, and `who` is the caller's name for the site.
-    `waiting` contains the messages that may still get a reply. `seconds` is the time from the
-    request to the first reply without an error.
+    `waiting` contains the IDs of messages that may still get a reply. `seconds` is the time from
+    the request to the first reply without an error.
     """
 
     content: RecordDict
@@ -88,9 +88,9 @@ class InFlight:
 
     @property
     def may_be_sent(self) -> bool:
-        """Whether the request is new, or might get a reply if it is repeated.
+        """Whether the request may be sent for the first time or again.
 
-        A site that was too slow has raised a `RoundFailedError`. Its reply may be ready by now.
+        A site that was too slow replied with a `RoundFailedError`. Its release may be ready by now.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -104,7 +104,7 @@ class InFlight:
 
 
 class Exchange:
-    """Requests to nodes, and the nodes' replies. `sent` is called for every message."""
+    """Requests to nodes, and the nodes' replies. `sent` is called with each message sent."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
@@ -142,7 +142,7 @@ class Exchange:
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Return the new replies by node. A reply without an error ends the wait for its node."""
+        """Return new replies by node. A reply without an error ends the wait for that node."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
@@ -161,8 +161,8 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
-    `sent` is called for each message that the caller did not pass in. `policy` applies to the next
-    round. `seconds` contains the reply time of each node that answered in the last round.
+    `sent` is called with each message that the Grid adds to the caller's. `policy` applies to the
+    next round. `seconds` contains the reply time of each node that answered in the last round.
     `registered` contains the registered name of every node that has ever connected.
     """
 
@@ -282,7 +282,7 @@ def is_lost(reply: Message) -> bool:
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Return whether a site was silent, a message was lost, or the reply would come too late."""
+    """Return whether a site was silent, a message was lost, or the reply would be too late."""
     return reply is None or is_lost(reply) or _says(reply, errors.LateError)
 
 
@@ -299,8 +299,8 @@ def ask_ready(
 ) -> list[Readiness]:
     """Ask the nodes whether they would answer a round of `timeout` seconds.
 
-    Wait at most `patience` seconds. No patient's data is read, and an answer reveals no more than a
-    refusal of the round itself.
+    Wait at most `patience` seconds. No patient's data is read, and an answer reveals no more than
+    the refusal of a round would.
     """
     arrays, config = request.to_wire()
     content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
@@ -339,7 +339,7 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """Sends requests and receives replies once the synchronous rounds are over.
+    """A dispatcher that sends requests and receives replies after the synchronous rounds.
 
     Nodes in `left_out` never get a request. `read` checks a node's reply against the given shapes,
     adds the site's name to `names`, and returns the reply or the reason why it cannot be used.

@@ -1,7 +1,7 @@
 """The errors that this package raises on purpose.
 
 The text of an error never contains a patient's data, so the site may log this text. Flower passes
-the text of an exception to the server verbatim, so only the `code` may leave a site.
+the text of an exception to the server verbatim, so only an error's `code` may leave a site.
 """
 
 from typing import ClassVar
@@ -11,7 +11,7 @@ CODE_PREFIX = "dpfact:"
 _MOST_SHOWN = 80
 """Maximum number of characters that an error quotes from a value, which may be hostile."""
 _MOST_HEARD = 300
-"""Maximum number of characters that are kept of a received text."""
+"""Maximum number of characters kept from a received text."""
 
 
 class DPFactError(Exception):
@@ -39,7 +39,7 @@ class MessageError(DPFactError, ValueError):
 
 
 class StateError(DPFactError, RuntimeError):
-    """Raised when state on disk is missing, damaged or from another run."""
+    """Raised when state on disk is missing, damaged or from a different run."""
 
     code = "state"
 

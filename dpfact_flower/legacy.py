@@ -28,9 +28,9 @@ class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
 
     In Flower's ``ServerConfig``, set the number of rounds to ``coordinator.rounds``, for which the
-    privacy budget is planned. After a resume, set it to the number of remaining rounds. Also set
-    ``round_timeout`` there, because Flower itself enforces the deadline in this API. The bytes
-    recorded for a round are those of its serialised arrays.
+    privacy budget is planned. In a resumed run, set it to the number of remaining rounds. Also set
+    ``round_timeout`` there, because Flower itself enforces the deadline in this API. Only the bytes
+    of serialised arrays are recorded as a round's traffic.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

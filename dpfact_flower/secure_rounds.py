@@ -24,7 +24,7 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends requests to nodes, waits for lost sites if asked, and returns replies."""
+"""Function that sends requests, waits for lost sites if asked, and returns replies by node."""
 
 
 class SecureRounds:
@@ -40,7 +40,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Collect the keys of the sites that take part in sums. A resumed run reads stored keys."""
+        """Collect the keys of the sites that take part in sums, or read them in a resumed run."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         if coordinator.resumed and self._read():

@@ -78,14 +78,14 @@ class SolverSettings(Settings):
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
-        "exact", "psgd: the paper's SGD; exact: block updates of all cells; or your own", NAME
+        "exact", "psgd: the paper's SGD; exact: block updates over all cells; or your own", NAME
     )
     loss: str = setting(
         _LOSS, "squared; poisson or bernoulli with psgd and scale = counts, or in mode patient "
         "with refine-rounds = 0; or your own", NAME,
     )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
-        "patient", "fit counts as they are, or each patient's counts scaled to norm 1"
+        "patient", "counts: fit unscaled counts; patient: scale each patient's counts to norm 1"
     )
     tau: int = setting(1, "local passes over the data per round", "[1, 10000]")
     eta: float = setting(
@@ -113,7 +113,7 @@ class SolverSettings(Settings):
     )
     zero_ratio: float = setting(2.0, "psgd, stratified: sampled zero cells per non-zero", "(0, 20]")
     clip: float = setting(
-        0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0: none", "[0, inf)"
+        0.0, "psgd: bound L on the norm of a cell's gradient for each factor; 0: none", "[0, inf)"
     )
 
     @property
@@ -137,7 +137,7 @@ class PrivacySettings(Settings):
     epsilon: float = setting(
         4.0, "total epsilon of all rounds, per patient (in paper mode: per entry)", "(0, 1e+06]"
     )
-    delta: float = setting(1e-5, "delta for every epsilon", "(0, 1)")
+    delta: float = setting(1e-5, "delta at which every epsilon is stated", "(0, 1)")
     rho: float = setting(
         0.0, "paper: zCDP cost of one factor in one round; 0: planned from epsilon", "[0, 100]"
     )
@@ -146,7 +146,7 @@ class PrivacySettings(Settings):
         "[-1, 4611686018427387904]",
     )  # fmt: skip
     patients: int = setting(
-        0, "patient: public estimate of the total number of patients; 0: unknown", "[0, 1000000000]"
+        0, "patient: publicly estimated total number of patients; 0: unknown", "[0, 1000000000]"
     )
     start_share: float = setting(
         0.0, "patient: share of the budget for the start; 0: planned", "[0, 1]"
@@ -156,28 +156,28 @@ class PrivacySettings(Settings):
         f"[-1, {MOST_REFINEMENTS}]",
     )  # fmt: skip
     bound: float = setting(
-        0.0, "patient: norm (at least 0.001) to which a patient's part of a refinement is clipped; "
-        "0: planned", "[0, 1]",
+        0.0, "patient: norm (at least 0.001) to which a patient's contribution to a refinement is "
+        "clipped; 0: planned", "[0, 1]",
     )  # fmt: skip
     codes: str = setting(
-        "", "patient: number of codes to keep in each mode (such as 202x316), by a charged noisy "
-        "count; empty: all", r"\d{1,9}(x\d{1,9})*",
+        "", "patient: number of codes to keep in each mode (such as 202x316), by charged noisy "
+        "counts; empty: all", r"\d{1,9}(x\d{1,9})*",
     )  # fmt: skip
-    codes_share: float = setting(0.05, "patient: budget share of the code counts", "(0, 0.5]")
+    codes_share: float = setting(0.05, "patient: share of the budget for code counts", "(0, 0.5]")
     secure_sums: bool = setting(
         False, "patient: the server learns sums over sites, and the sites share the noise"
     )
     secure_sites: int = setting(
-        0, "secure sums: number of sites that take part; 0: as in `sites`", "[0, 1000]"
+        0, "secure sums: number of sites that take part; 0: the value of `sites`", "[0, 1000]"
     )
     secure_colluding: int = setting(
-        -1, "secure sums: most sites that may collude with the server; -1: a tenth", "[-1, 1000]"
+        -1, "secure sums: how many sites may collude with the server; -1: a tenth", "[-1, 1000]"
     )
     secure_dropouts: int = setting(
-        -1, "secure sums: most sites that may be lost in a round; -1: a tenth", "[-1, 1000]"
+        -1, "secure sums: how many sites may be lost in a round; -1: a tenth", "[-1, 1000]"
     )
     secure_slots: int = setting(
-        0, "secure sums: number of site groups the server sees; 0: planned", f"[0, {MOST_SLOTS}]"
+        0, "secure sums: number of site groups with separate sums; 0: planned", f"[0, {MOST_SLOTS}]"
     )
 
     def check_solver(self, solver: SolverSettings) -> None:
@@ -250,7 +250,7 @@ class RunSettings(Settings):
     """The server's settings for a federated run."""
 
     rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
-    seed: int = setting(0, "public seed for the start and the visiting order", "[0, 2147483648]")
+    seed: int = setting(0, "public seed for the start and the order of updates", "[0, 2147483648]")
     job: str = setting("", "name under which sites keep their state (default: random)", NAME)
     sites: int = setting(0, "number of sites to wait for before round 1; 0: the quorum", "[0, inf)")
     min_sites: int = setting(1, "quorum: fewer replies leave the model unchanged", "[1, inf)")
@@ -267,15 +267,15 @@ class RunSettings(Settings):
         "each reply is used when it arrives",
     )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
-        "stop", "ask sites before any charge whether they would answer; stop: begin only if all "
-        "would; leave-out: begin without the rest",
+        "stop", "ask sites before any charge if they would answer; stop: begin only if all "
+        "would; leave-out: begin without the others",
     )  # fmt: skip
     rule: str = setting(
-        "", "elastic, patient, or a registered rule; empty: the privacy mode's own", NAME
+        "", "elastic, patient, or a registered rule; empty: the privacy mode's default", NAME
     )
     start: Literal["auto", "cooccurrence", "random"] = setting(
-        "auto", "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
-        "seed; auto: pairs if mode and rounds fit",
+        "auto", "cooccurrence: sites' code pairs (mode none: WITHOUT noise); random: public "
+        "seed; auto: pairs if mode and rounds allow",
     )  # fmt: skip
     elastic_step: float = setting(
         0.0, "server's elastic step per site; 0: eta * gamma for psgd with a given gamma, else the "
@@ -357,7 +357,7 @@ class SiteSettings(Settings):
 
     site: str = setting("", "this site's public name (default: the name in its data file)", NAME)
     data_path: str = setting("", "the site's .npz file, written by `dpfact data`")
-    data_site: str = setting("", "the site's name in the data file, if not as in `site`", NAME)
+    data_site: str = setting("", "the site's name in the data file, if different from `site`", NAME)
     state_dir: str = setting(
         "", "absolute path of the folder for patient factors and the ledger; must be set"
     )
@@ -375,9 +375,9 @@ class SiteSettings(Settings):
         "elastic,patient", "rules this site allows, separated by commas", rf"{NAME}(,{NAME})*"
     )
     max_rank: int = setting(200, "largest rank that this site accepts", "[1, inf)")
-    max_tau: int = setting(50, "most local passes per round that this site accepts", "[1, inf)")
+    max_tau: int = setting(50, "maximum local passes per round that this site accepts", "[1, inf)")
     max_rounds: int = setting(
-        1000, "most rounds with noise that this site answers, over all jobs", "[1, inf)"
+        1000, "maximum number of noisy rounds that this site answers, over all jobs", "[1, inf)"
     )
     reply_after: float = setting(
         0.0, "seconds from a request to its reply, doubled if too short; 0: no delay", "[0, 86400]"
@@ -388,7 +388,7 @@ class SiteSettings(Settings):
     secure_peers: str = setting(
         "", "secure sums: file with all sites' names and public keys, one `NAME KEY` per line"
     )
-    secure_min_sites: int = setting(3, "secure sums: fewest sites in a sum", "[3, inf)")
+    secure_min_sites: int = setting(3, "secure sums: minimum number of sites in a sum", "[3, inf)")
     secure_min_colluding: int = setting(
         1, "secure sums: number of colluding sites that a run must withstand", "[1, inf)"
     )

@@ -85,7 +85,7 @@ class DPFact(TrainOnlyStrategy):
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
         By default, the run settings determine the rounds and the timeout. In a resumed run, the
-        history keeps the run's round numbers, but Flower's `Result` counts from 1. Raise a
+        history continues the run's round numbers, but Flower's `Result` counts from 1. Raise a
         `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds

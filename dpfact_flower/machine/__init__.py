@@ -1,1 +1,1 @@
-"""Modules for files, threads, compiled code and logs. None depends on tensors or privacy."""
+"""Modules for files, threads, compiled code and logs, independent of tensors and privacy."""

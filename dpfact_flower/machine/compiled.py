@@ -1,4 +1,4 @@
-"""Compile kernels with numba's `njit` and a disk cache, and find the width of registers."""
+"""Compile kernels with numba's `njit` and a disk cache, and find the registers' width."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -9,7 +9,7 @@ from numba.core.codegen import get_host_cpu_features
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
-"""Compiler options that allow sums to be reordered but keep the meaning of NaN and infinity."""
+"""Compiler options that let sums be reordered but preserve the meaning of NaN and infinity."""
 
 
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
@@ -30,14 +30,14 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     return decorate
 
 
-# numba's cache depends on the processor's features, so kernels may contain these constants.
+# numba caches code per set of processor features, so kernels may contain these constants.
 _given: str | None = getattr(config, "CPU_FEATURES", None)
 _own: str = get_host_cpu_features()  # type: ignore[no-untyped-call]
 
 WIDTH = 16 if "+avx512f" in (_own if _given is None else _given).split(",") else 8
-"""Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`.
+"""Number of float32 values per register. Rows in `tensor.stack` are padded to a multiple of it.
 
-If the processor's registers are narrower than 256 bits, LLVM combines several.
+If the processor's registers are narrower than 256 bits, LLVM combines several registers.
 """
 
 REGISTERS = 32 if WIDTH == 16 else 16

@@ -44,7 +44,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Create a complete, durable file that only its owner can access, unless `path` exists."""
+    """Unless `path` exists, create a complete, durable file that only its owner can access."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -71,7 +71,7 @@ def for_owner(path: str, flags: int) -> int:
 def locked(folder: Path) -> Iterator[bool]:
     """Create and lock a folder, and yield whether this process had to wait for another process.
 
-    The lock ends with the process. Raise a StateError for a folder that other users can change.
+    The lock never outlives the process. Raise a StateError if other users can change the folder.
     """
     with disk_errors(folder):
         private_folder(folder)
@@ -169,9 +169,9 @@ def _sync_folder(folder: Path) -> None:
 
 
 # At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
-# list faults for an administrator, including parent folders that a group may write to. Requests are
-# not refused for such folders, because many systems give each user a private group. The mask of an
-# access control list appears in the group's mode bits.
+# list faults for an administrator, including parent folders that a group may write to. Such folders
+# do not cause refusals, because many systems give each user a private group. The mask of an access
+# control list appears in the group's mode bits.
 
 
 def check_own(path: Path, *, reading: bool = False) -> None:
@@ -211,7 +211,7 @@ def check_private(path: Path) -> None:
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder if any user could move it, or if its path contains another user's link."""
+    """Refuse a folder that any user could move, or whose path has another user's symbolic link."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         found = [(above, above.lstat(), above.stat()) for above in ways if above.exists()]

@@ -21,7 +21,7 @@ QUIET = {
 
 
 def version_faults() -> list[str]:
-    """Return a fault if the installed Flower version is untested, and otherwise an empty list."""
+    """Return one fault if the installed version of Flower is untested, or else an empty list."""
     installed = version("flwr")
     if ".".join(installed.split(".")[:2]) in KNOWN:
         return []

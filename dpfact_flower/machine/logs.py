@@ -29,8 +29,8 @@ def no_progress(name: str, share: float) -> None:
 def use_flower_handler() -> None:
     """Show this package's log in Flower's format, at level INFO unless another level is set.
 
-    Only apps, commands and whole runs may call this function. Imports must never do so. Lines
-    in a file or a journal have a time but no colours.
+    Call this function from apps, commands and functions that perform a run, but never on import. In
+    a file or a journal, log lines have a time stamp but no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 

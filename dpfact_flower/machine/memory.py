@@ -1,4 +1,4 @@
-"""The memory limit and the memory use of this process."""
+"""Measure and control the memory use of this process."""
 
 import ctypes
 import os
@@ -26,13 +26,13 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Return the peak memory of this process in bytes, plus the bytes passed to `hold_beside`."""
+    """Return this process's peak memory use in bytes, plus the bytes passed to `hold_beside`."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
 
 def hold_beside(held: int) -> None:
-    """Record how many bytes another process holds for this process, under the same memory limit."""
+    """Record how many bytes a process with the same memory limit holds for this process."""
     _beside[0] = held
 
 
@@ -43,7 +43,7 @@ def give_back() -> None:
 
 
 def offer_to_be_ended() -> None:
-    """Make Linux end this process first when memory runs out."""
+    """Make Linux kill this process first when memory runs out."""
     with suppress(OSError):
         _FIRST.write_text("1000", encoding="ascii")
 

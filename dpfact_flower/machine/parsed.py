@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST = 20
-"""Largest number of missing keys, and of wrong values, in a single error."""
+"""Maximum number of missing keys, and of wrong values, that a single error lists."""
 
 
 def from_json(text: str | bytes) -> Any:
@@ -75,7 +75,7 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Read all arrays in `names` from an .npz file. If `others` is true, read all others too."""
+    """Read the arrays in `names` from an .npz file and, if `others` is true, all other arrays."""
     arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INTERPRETED = 3
-"""Number of leading words of a command line, any of which may name the script."""
+"""Number of words at the start of a command line, one of which may name the script."""
 _LISTENS = "0A"
 _TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -79,7 +79,7 @@ def listeners(host: str, port: int) -> list[Listener] | None:
 
     Return None for other addresses, or if the sockets are not visible, for example in another
     container. Return an empty list if one of the host's addresses has no listener, because any
-    process could start to listen there.
+    process could start listening on that address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

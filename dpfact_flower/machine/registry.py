@@ -42,7 +42,7 @@ class Registry(Generic[_Thing]):
         )
 
     def names(self) -> list[str]:
-        """Return the names that `find` knows, starting with this package's own names."""
+        """Return the names that `find` can find, starting with this package's own names."""
         return [*self._own, *sorted((self._installed | self._more.keys()) - self._own.keys())]
 
     @cached_property

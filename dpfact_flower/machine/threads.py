@@ -73,10 +73,10 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield ``map(function, parts)``, computed in threads, keeping few results in memory."""
+    """Yield the results of ``map(function, parts)`` in order. Threads compute a few ahead."""
     rest = iter(parts)
     first = list(islice(rest, 2))
-    if threads <= 1 or len(first) < 2:  # a small part takes less time than starting a thread
+    if threads <= 1 or len(first) < 2:  # a single part needs no other thread
         yield from map(function, chain(first, rest))
         return
     start = partial(setattr, _here, "is_worker", True)

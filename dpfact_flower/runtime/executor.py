@@ -1,9 +1,9 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
 A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts that
-app at the hospital. Anyone who may submit a run can therefore run code there. Instead, this
-executor starts the installed `dpfact_flower.runtime.worker`. It never unpacks, installs or imports
-a sent app.
+app at the hospital. Anyone who may submit a run can therefore run code at the hospital. This
+executor instead starts the installed `dpfact_flower.runtime.worker`. It never unpacks, installs or
+imports an app from the SuperLink.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, and a second one ends it at once.
+    On SIGTERM, the process exits after the current message, and on a second SIGTERM immediately.
     `config` is read for each message. `node_user` is a user name or number (default: this user).
     """
     refuse_unknown_version()

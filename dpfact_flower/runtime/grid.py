@@ -1,4 +1,4 @@
-"""A Flower Grid in one process, for runs without Ray. It uses Flower's own messages."""
+"""Define a Flower Grid for runs in one process, without Ray but with Flower's own messages."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

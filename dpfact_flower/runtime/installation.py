@@ -1,8 +1,8 @@
 """Write a centre's or hospital's certificates, keys, settings and systemd units into a folder.
 
-Only ``install.sh``, which the administrator should read first, needs root. ``start.sh`` runs the
-units' commands as the current user, to try a deployment on one machine. The certificates pass the
-strict checks of Python 3.13 and later.
+Only ``install.sh``, which the administrator should read first, needs root. To try a deployment on
+one machine, use ``start.sh``, which runs the units' commands as the current user. The certificates
+pass the strict checks of Python 3.13 and later.
 """
 
 import datetime
@@ -41,7 +41,7 @@ trap exit INT TERM
 def write_centre(folder: Path, name: str, port: int) -> None:
     """Write a centre's certificates, systemd unit, proxy configuration and Flower configuration.
 
-    `name` is a DNS name or address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
+    `name` is a DNS name or IP address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
     """
     _new(folder, "ca.key")
     key, certificate = new_authority()
@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Create a folder that other users may enter. Refuse a folder that holds an installation."""
+    """Create a folder that others may enter. Refuse a folder that already holds an installation."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(
@@ -132,7 +132,7 @@ def _fill(path: Path, template: str, values: Mapping[str, object]) -> str:
 
 
 def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -> None:
-    """Write the systemd units, and a script that runs the commands in them."""
+    """Write the systemd units, and a script that runs the units' commands."""
     script = _START
     for name in names:
         text = _fill(folder / name, name, values).replace("\\\n", " ")
@@ -143,7 +143,7 @@ def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -
 
 
 def new_authority() -> tuple[bytes, bytes]:
-    """Create an authority for one centre's certificates. Return its key and certificate (PEM)."""
+    """Create a centre's certificate authority. Return the authority's key and certificate (PEM)."""
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False,
@@ -155,7 +155,7 @@ def new_authority() -> tuple[bytes, bytes]:
 
 
 def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
-    """Create a server's key and certificate, in PEM, for a DNS name or address.
+    """Create a server's key and certificate, in PEM format, for a DNS name or IP address.
 
     The certificate also covers 127.0.0.1, because the SuperLink's helper process uses this address.
     """
@@ -211,7 +211,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` maps further extensions to whether they are critical."""
+    """Return a PEM certificate. `more` states for each further extension if it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

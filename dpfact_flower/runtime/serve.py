@@ -1,7 +1,7 @@
-"""Run DPFact and write the run folder, on any Grid or with all sites in this process.
+"""Run DPFact on any Grid, or with all sites in this process, and write the run folder.
 
-In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
-deployment, the summary contains only what the server knows.
+In a simulation, the sites' data and state are on this machine, so the results are evaluated too. In
+a deployment, the summary contains only what the server knows.
 """
 
 import platform
@@ -51,7 +51,7 @@ def serve(
     """Run DPFact on a Grid, write the run folder and return its path.
 
     `cohort` holds simulated sites in memory. By default, a simulation's sites are read from the
-    config's folder. If `measured` is False, a simulation does not measure its results.
+    folder that the config names. If `measured` is False, a simulation's results are not measured.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -144,7 +144,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Only a watched run has an `evaluate_fn`, because Flower logs each call."""
+    """Run the rounds. Pass an `evaluate_fn` only for `watch`, because Flower logs every call."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:
@@ -154,13 +154,13 @@ def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
-    """Refit memberships at the simulated sites, as a hospital does after a run."""
+    """Fit each simulated site's own model, as a hospital does after a run."""
     settings = SiteSettings(state_dir=str(sites_folder))
 
     def fitted(site: SiteData) -> None:
         try:
             refit(site, settings, job, simulation=True)
-        except Exception as error:  # a failure of one site does not fail the run
+        except Exception as error:  # a failure at one site does not fail the run
             log_privately(site.name, error)
 
     with one_blas_thread:

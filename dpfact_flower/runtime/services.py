@@ -6,9 +6,9 @@ around the following faults in Flower:
 - If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
   restart it, and all runs stay `pending`.
 - The SuperLink waits only five seconds for its own database, but two runs on a slow machine can
-  keep it busy for longer. After that, the SuperExec and all ServerApps end.
-- When the SuperNode's connection fails unexpectedly, one thread ends, but the other threads
-  continue.
+  keep the database busy for longer. The SuperExec and all ServerApps then exit.
+- When the SuperNode's connection fails unexpectedly, one of the SuperNode's threads ends, but the
+  others continue.
 - If the executor is killed, the SuperNode waits for ever for the remaining parts of a reply.
 - The SuperNode sends a reply only after it has received another message.
 """
@@ -35,12 +35,12 @@ _HELPER = "flower-superexec"[:15]
 _BUSY_MILLISECONDS = 25_000
 """Longest wait for a busy database. Flower's clients wait for 30 s before they ask again."""
 _PART_SECONDS = 60.0
-"""Longest wait for a part of a reply. The executor is on this machine."""
+"""Longest wait for a part of a reply from the executor, which is on this machine."""
 _logger = logging.getLogger(__name__)
 
 
 def run_superlink(options: Sequence[str]) -> None:
-    """Run a SuperLink until it or its helper ends. `options` are those of `flower-superlink`."""
+    """Run a SuperLink until it or its helper exits. `options` are those of `flower-superlink`."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait for other writers to its database. Call this before importing it."""
+    """Before the SuperLink is imported, make it wait for other writers to its database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -116,7 +116,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Return whether the process that ended is the helper. Libraries start processes, too."""
+    """Return whether the child that exited is the helper. Libraries also start child processes."""
     with suppress(OSError):  # another part of the process has reaped the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
@@ -139,7 +139,7 @@ def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts of a reply, and end the SuperNode if a part is late."""
+    """Yield the parts of a reply, and terminate the SuperNode if a part is late."""
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
     while True:
@@ -157,4 +157,4 @@ def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, 
 
 def _end(why: str) -> None:
     _logger.error("%s: this process ends so that it can be restarted", why)
-    os.kill(os.getpid(), signal.SIGTERM)  # ends as Flower does: a SuperNode signs off
+    os.kill(os.getpid(), signal.SIGTERM)  # as in Flower: a SuperNode signs off first

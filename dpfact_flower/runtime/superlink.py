@@ -5,8 +5,8 @@ once, but the SuperLink notices only a minute later. `Connection` therefore poll
 
 By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
 folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
-starts a SuperLink that ends with this process. This SuperLink has its own Flower home and ports.
-With `local_supernode`, a whole deployment can run on one machine.
+starts a SuperLink that exits with this process. This SuperLink has its own Flower home and ports.
+`local_supernode` adds sites, so that a whole deployment can run on one machine.
 """
 
 import json
@@ -44,7 +44,7 @@ COMPLETED = "finished:completed"
 UNKNOWN = "unknown"
 """This package's own status for a run on which the SuperLink no longer reports."""
 _FINISHED = "finished"
-"""Prefix of the status that Flower gives to every ended run."""
+"""Prefix of Flower's status for every run that has ended."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
 """Longest wait for a SuperLink to restart. After that, a run's outcome counts as unknown."""
@@ -131,8 +131,8 @@ class Connection:
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
-        `log` is a file descriptor for the log, by default this process's output. The state is
-        `UNKNOWN` if the SuperLink has not reported on the run for five minutes. Warn if the run
+        `log` is a file descriptor for the log, by default this process's output. The state's status
+        is `UNKNOWN` if the SuperLink has not reported on the run for five minutes. Warn if the run
         does not begin, because Flower gives no such warning.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
@@ -224,7 +224,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Its log goes to the follower, if any, or to the output."""
+        """Run a Flower App to its end. Log lines go to the follower, if any, or to the output."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")

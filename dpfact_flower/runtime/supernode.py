@@ -1,7 +1,7 @@
-"""The protocol between an executor and a SuperNode.
+"""Implement the executor's side of the protocol with a SuperNode.
 
-To answer messages, Flower runs the app that the SuperLink sends. Flower has no public way to use
-another app, so this module calls the SuperNode's Runtime API through private parts of Flower.
+To answer messages, Flower runs the app that the SuperLink sends. Flower has no public way to use a
+different app, so this module calls the SuperNode's Runtime API through private parts of Flower.
 The executor refuses an unknown version of Flower before importing this module.
 """
 
@@ -44,7 +44,7 @@ _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
 and an absent SuperNode must not block the executor's next message or shutdown."""
 _FETCH_SECONDS = 120.0
-"""Longest time to fetch a message. If the message's server has ended, some parts never arrive, and
+"""Longest time to fetch a message. If the message's sender has exited, some parts never arrive, and
 Flower itself would wait for two hours."""
 
 
@@ -149,15 +149,15 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
 
     heartbeat = HeartbeatSender(alive)
     with closing(client):
-        heartbeat.start()  # continues while another process computes
+        heartbeat.start()  # heartbeats continue while another process computes
         try:
             context = context_from_proto(client.PullTaskInput(api.PullTaskInputRequest()).context)
             message = _fetched(client, context)
             yield message, context, lambda reply: push_message(client, reply, context)
         finally:
             retries.max_tries = 1
-            # Further heartbeats would hold the message for ever. After the report, the token is no
-            # longer valid, and a heartbeat would make Flower's client end this process.
+            # More heartbeats would keep the message claimed forever. After the report, the token is
+            # no longer valid, and a heartbeat would make Flower's client terminate this process.
             heartbeat.stop()
         client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 

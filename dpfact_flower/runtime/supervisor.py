@@ -1,10 +1,10 @@
-"""A supervisor that ends a command and all its descendants when the parent process ends.
+"""Run a command, and terminate it and all its descendants when the parent process exits.
 
 Flower's servers and Ray launch helper processes, some of them in new sessions. Such helpers outlive
 a killed parent. The supervisor is this file, run as a program between the parent and the command.
-When the parent ends for any reason, a pipe closes, and the supervisor ends the command and its
-helpers. On Linux, it adopts orphaned descendants, and kills children until none is left. On other
-systems, it ends its process group, and helpers that have left the group survive.
+When the parent exits for any reason, a pipe closes, and the supervisor terminates the command and
+its helpers. On Linux, it adopts orphaned descendants and kills its children until none is left. On
+other systems, it terminates its process group, and helpers that have left the group survive.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ from typing import Any
 # As a program, this file runs without site-packages: import only the standard library.
 
 _STOP_SECONDS = 20
-"""Time in seconds between asking a command to end and killing the command."""
+"""Time in seconds between asking a command to exit and killing the command."""
 
 
 @contextmanager
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in a new session, until the context ends.
 
-    Yield the supervisor's `Popen`, which takes `options`. The supervisor exits once the command and
+    Yield the supervisor's `Popen`, made with `options`. The supervisor exits once the command and
     its helpers have ended. Its exit code is the command's, or 128 plus the signal number if a
     signal killed the command. Do not call `communicate`, which would close the supervisor's stdin.
     """
@@ -90,7 +90,7 @@ def _children() -> list[int]:
     children = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended
-            # The name is in brackets and may hold any character; state and parent follow.
+            # The name in brackets may contain any character. The state and the parent follow.
             parent = (folder / "stat").read_bytes().rpartition(b")")[2].split()[1]
             if int(parent) == os.getpid():
                 children.append(int(folder.name))

@@ -1,7 +1,7 @@
 """Answer messages in a process that has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. Only the new process reads the patients' data. If this process dies or hangs, the executor
+reply. Only the new process reads the patients' data. If that process dies or hangs, the executor
 replies with the same error code and the same `ReplyDelay` as after any failed round. Otherwise, the
 SuperNode would report the failure at a time that depends on the patients.
 """
@@ -32,7 +32,7 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
-"""Time in seconds, after a round's end, for a late process to report that it was late."""
+"""Time in seconds after a round's end during which a process may still report that it is late."""
 
 
 def message_to_bytes(message: Message) -> bytes:
@@ -52,7 +52,7 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context with the hospital's settings, and twice the message's size."""
+    """Return a message, its context with the hospital's settings, and the size of two copies."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -60,7 +60,7 @@ def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
 
 
 class Answering:
-    """Answers each message of a SuperNode in a new process."""
+    """A helper that answers each message from a SuperNode in a new process."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
@@ -88,7 +88,7 @@ class Answering:
             question = question_to_bytes(message, context, settings.to_config())
             metadata = message.metadata
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
-            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system's limit
+            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the longest possible timer
             end = time.monotonic() + seconds
             note = Path(settings.state_dir, ANSWERING)  # for the hospital's metrics
             with suppress(OSError):
@@ -114,8 +114,8 @@ class Answering:
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
-        How long the process takes to free its memory depends on the patients. The reply is
-        therefore sent before the process has ended, and the next message waits until then.
+        The time that the process takes to free its memory depends on the patients. The reply is
+        therefore sent before the process has exited. Only the next message waits for the exit.
         """
         if self._last is not None:
             self._last.wait()
@@ -154,7 +154,7 @@ def main() -> None:
     line, and then the reply itself.
     """
     # The executor never imports the app. This process imports the app before the question arrives,
-    # because the reply's delay is measured from the arrival.
+    # because the reply's delay is measured from the question's arrival.
     from dpfact_flower.client_app import app  # noqa: PLC0415
 
     use_flower_handler()

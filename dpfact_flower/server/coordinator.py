@@ -29,12 +29,12 @@ _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 class CoordinatorOptions(TypedDict, total=False):
     """Options of a `Coordinator`.
 
-    `vocabulary` is the digest of the code lists. Sites with other lists refuse the run. "" skips
-    this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. If `resume` is
-    set, the run continues from the checkpoint in this folder, with the old job name unless `run`
-    has one. Otherwise, an unfinished run in the folder is an error, and a finished run is replaced.
-    `durable` checkpoints survive a power failure. Simulations do not need them, because they charge
-    no real budget.
+    `vocabulary` is the digest of the code lists. Sites with different lists refuse the run. ""
+    skips this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. If `resume`
+    is set, the run continues from the checkpoint in this folder, under its old job name unless
+    `run` has one. Otherwise, an unfinished run in the folder is an error, and a finished run is
+    replaced. If `durable` is true, checkpoints survive a power failure. Simulations do not need
+    this protection, because they charge no real budget.
     """
 
     solver: SolverSettings | None
@@ -68,7 +68,7 @@ class Coordinator:
         self.durable = options.get("durable", True)
         self.records: list[RoundRecord] = []
         self.resumed = False
-        """Whether the run continues from a checkpoint, possibly from before the first round."""
+        """Whether the run continues from a checkpoint, possibly one from before round 1."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -121,12 +121,12 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
+        """Each phenotype's chance of being absent from fits to other patients, or () if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return patient mode's planned release, or None in the last round and in other modes."""
+        """Return a round's planned release, or None in the last round and outside patient mode."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
@@ -156,7 +156,7 @@ class Coordinator:
         )
 
     def begin(self) -> None:
-        """Write a checkpoint before the first round, so that a resumed run repeats the request."""
+        """Write a checkpoint before round 1, so that a resumed run repeats the same request."""
         if self.run_dir is not None and not self.records:
             with disk_errors(self.run_dir):
                 self.save()
@@ -165,8 +165,8 @@ class Coordinator:
         """Return how many seconds sites have to answer a round.
 
         Requests contain this number, and later answers are not charged. The number is
-        `round_timeout`. If `grace` is set, it is at most `grace` more than the slowest quorum of an
-        earlier round took, except in rounds on whose quorum later rounds depend.
+        `round_timeout`, unless `grace` is set. It is then at most `grace` more than the longest
+        time to a quorum so far, except in rounds on which later rounds depend.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -205,8 +205,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        In secure sums, the replies contain no arrays. `sums` then contains the totals, or is empty
-        if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
+        In secure sums, the replies contain no arrays. `sums` then contains the slots' totals, or
+        is empty if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)

@@ -1,4 +1,4 @@
-"""The server's rule for modes "none" and "paper": elastic averaging, equation (global)."""
+"""The server's rule for modes "none" and "paper": elastic averaging by equation (global)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,15 +21,15 @@ _TINY = 1e-12
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in the product of the step and the number of sites."""
 _LEAST = 1e-6
-"""Value for a code that the start did not use, in a factor column of norm 1."""
+"""Entry for a code that the start left out, in a factor column of norm 1."""
 
 
 class ElasticRule:
     """A rule that averages the sites' factors elastically, by equation (global), after a start.
 
-    The start is a set of initial factors, drawn at random from the public seed. In mode "none", it
-    can be computed from the sites' co-occurrences instead. If code lists are long, round 1 then
-    asks for code counts, and round 2 for the co-occurrences of the most frequent codes. Such a
+    The start is a set of initial factors, drawn at random from the public seed. In mode "none", the
+    start can instead be computed from the sites' co-occurrences. If code lists are long, round 1
+    then asks for code counts, and round 2 for the co-occurrences of the most frequent codes. Such a
     start shows how much each site uses each phenotype, which determines the site's weight in the
     mean. A subclass that overrides `update` always starts from random factors.
     """
@@ -68,7 +68,7 @@ class ElasticRule:
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the factors or, during a start, of the counts of codes or pairs."""
+        """Return the shapes of the factors or, during a start, of the code or pair counts."""
         if self._started:
             return [factor.shape for factor in self.factors]
         if self._counts_codes:
@@ -76,7 +76,7 @@ class ElasticRule:
         return [(strict_size(sum(self._paired or self._sizes)),)]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return one event per factor in mode "paper", or an empty tuple in mode "none"."""
+        """Return one privacy event per factor in mode "paper", or an empty tuple in mode "none"."""
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self.factors, start=1)}
@@ -92,7 +92,7 @@ class ElasticRule:
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Compute the start from the sites' replies, or pull the global factors towards them."""
+        """Compute the start from the replies, or pull the factors towards the sites' mean."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -104,14 +104,14 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """After one site's reply, pull the factors towards the latest factors of all sites.
+        """After one site's reply, pull the global factors towards all sites' latest factors.
 
-        A round has one such pull per site. A reply's share is 1, or less if the reply is stale.
+        A round has one such pull per site. A reply's share (weight) is 1, or less if it is stale.
         """
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
-        """Return the global factors, the start's progress, and each site's phenotype usage."""
+        """Return the global factors, the start's progress, and each site's usage of phenotypes."""
         return {
             **numbered("factor", self.factors),
             **numbered("kept", self.selection),
@@ -128,10 +128,10 @@ class ElasticRule:
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the factors towards the mean of T replies, weighted by `shares`.
+        """Pull the global factors towards the mean of T sites' factors, weighted by `shares`.
 
         A round consists of `parts` pulls. Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of
-        the remaining distance. Together, the pulls cover ``T * step`` of the whole distance.
+        the remaining distance. Together, the pulls cover ``T * step`` of the original distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -181,10 +181,10 @@ class ElasticRule:
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return the weights of T sites for R phenotypes. Each of the R columns adds up to 1.
 
-        At site t, an entry for phenotype r moves by its gradient divided by ``Q_tr + pull Q_t``.
-        Here, Q_tr is the phenotype's curvature (its usage), and Q_t is the mean curvature of all
-        phenotypes. The weights are proportional to this divisor. The mean therefore adds up the
-        sites' gradients, and the iteration converges to a minimum of the pooled error.
+        At site t, the solver moves an entry for phenotype r by the entry's gradient divided by
+        ``Q_tr + pull Q_t``, where Q_tr is the phenotype's curvature (its usage) and Q_t is the mean
+        over all phenotypes. The weights are proportional to this divisor. The weighted mean thus
+        adds up the sites' gradients, and the iteration converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -199,7 +199,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse settings that do not allow it."""
+    """Return whether a run starts from co-occurrences. Raise an error if it should but cannot."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -219,8 +219,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     A `step` other than 0 is returned unchanged. If `step` is 0, the result depends on the solver.
-    If the solver takes steps and the elastic weight is not relative, the result is eta * gamma, as
-    in equation (global). Otherwise, it is 1 / sites, so the global factors become the sites' mean.
+    If the solver takes steps of size eta and gamma is given, the result is eta * gamma, as in
+    equation (global). Otherwise, it is 1 / sites, so the global factors become the sites' mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -240,10 +240,10 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Pull once: ``F^ += step * sum_t (F~_t - F^)``, equation (global) for step = eta * gamma.
+    """Move the global factors F^ towards sites' F~_t: ``F^ += step * sum_t (F~_t - F^)``.
 
-    Replies must be sorted by site, because floating-point sums depend on the order. `shares` are
-    scaled to a mean of 1.
+    This is equation (global) if step = eta * gamma. Replies must be sorted by site, because the
+    order affects floating-point sums. `shares` weight the summands and are scaled to a mean of 1.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))

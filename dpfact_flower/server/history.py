@@ -1,7 +1,7 @@
 """A run's records on the server's disk: `history.jsonl` and `checkpoint.npz`.
 
-Both files are written after each round. The history has one line per round, for people and reports.
-The checkpoint lets an interrupted run continue.
+Both files are written after each round. The history has one line per round and serves people and
+reports. The checkpoint lets an interrupted run continue.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Failure:
 class Arrival(NamedTuple):
     """A reply that was used as soon as it arrived in an asynchronous round.
 
-    `staleness` counts the updates of the model between the request and the reply.
+    `staleness` is the number of model updates between the request and the reply.
     """
 
     site: str
@@ -47,14 +47,14 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """A round as one line of `history.jsonl`.
+    """The record of a round, stored as one line of `history.jsonl`.
 
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
     quorum was missed and the global factors stayed unchanged. `seconds` is the time from sending
     the requests to reading the last reply. `quorum_seconds` is the time until the quorum had
     answered, or 0 if the quorum was missed. `ended` is a UTC time in ISO format. For an
-    asynchronous round, `arrivals` lists the replies in order, `seconds` is the time since the
-    previous round, and `quorum_seconds` is 0.
+    asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the time
+    since the previous round ended, and `quorum_seconds` is 0.
     """
 
     round: int
@@ -75,7 +75,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """The round's answers. Each has a site, a round, and whether the answer was used."""
+        """Each answer's site and round, and whether the answer was used."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]

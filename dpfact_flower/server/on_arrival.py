@@ -1,14 +1,14 @@
-"""Asynchronous runs of modes "none" and "paper": each reply updates the model at once.
+"""Run modes "none" and "paper" asynchronously: each reply updates the model on arrival.
 
 The first round and all rounds of a start are synchronous. After that, each reply replaces its
 site's previous reply, and the rule updates the model from all sites' latest replies. A site thus
-gains no weight by answering more often. A reply has full weight for two rounds. After that, its
-weight is ``1 / (1 + age - 2)``, FedAsync's hinge function (Xie, Koyejo and Gupta 2019,
-https://arxiv.org/abs/1903.03934). At full weight, old replies would hold the model back.
+gains no weight by answering more often. A reply has full weight for two rounds. At a greater age
+(in rounds), its weight is ``1 / (1 + age - 2)``, FedAsync's hinge function (Xie, Koyejo and Gupta
+2019, https://arxiv.org/abs/1903.03934). At full weight, old replies would hold the model back.
 
 Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
 and more than half of the connected sites have answered. A slow site skips missed rounds and answers
-the current one. A site that is one round ahead waits, because more replies would add little.
+the current one. A site that is one round ahead waits, because its next reply would add little.
 """
 
 import json
@@ -28,19 +28,19 @@ from dpfact_flower.tensor import Array, Factors
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
-_AHEAD = 1  # largest number of rounds by which a site may be ahead
-_FRESH = 2.0  # largest age of a reply with full weight, in rounds since the request
+_AHEAD = 1  # maximum number of rounds by which a site may be ahead
+_FRESH = 2.0  # maximum age of a reply with full weight, in rounds since the request
 _STATE = "on_arrival"
 
 
 @dataclass
 class _Site:
-    """What the server knows about a site.
+    """The server's record of a site.
 
     The last request was for round `round`, and the model's version was `version` at that time.
-    `asked` is the open request. `answered` is the last answered round. `last` is the last reply, or
-    the start's factors if the site has answered only the start. `based` is the version from which
-    `last` was computed. `failed` is true if the site gave no usable reply to the last request.
+    `asked` is the unanswered request. `answered` is the last answered round. `last` is the last
+    reply, or the start's factors if the site has answered only the start. `based` is the model
+    version from which `last` was computed. `failed` is set if the last request got no usable reply.
     """
 
     round: int = 0
@@ -52,7 +52,7 @@ class _Site:
     failed: bool = False
 
 
-_NOTED = ("round", "version", "answered", "based", "failed")  # in a checkpoint, next to the arrays
+_NOTED = ("round", "version", "answered", "based", "failed")  # fields in a checkpoint's JSON text
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """The server of an asynchronous run. A site is called ``node 7`` until its name is known."""
+    """An asynchronous run's server. Until a site's name is known, it is called, say, ``node 7``."""
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -96,7 +96,7 @@ class OnArrival(Coordinator):
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
-        """Open requests by site, including requests from before a run was resumed."""
+        """Unanswered requests by site, including those sent before the run was resumed."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
@@ -128,7 +128,7 @@ class OnArrival(Coordinator):
         return site.asked
 
     def take(self, name: str, reply: SiteReply) -> None:
-        """Update the model from a site's reply to its open request."""
+        """Update the model from a site's reply to its latest request."""
         site = self._sites.pop(name)
         before = self._sites.get(reply.site)
         if before and before.answered >= site.round:  # the site answered this round as another node
@@ -148,7 +148,7 @@ class OnArrival(Coordinator):
             self._round.updated = True
 
     def fail(self, name: str, reason: str, *, shown: str = "") -> None:
-        """Record that a site gave no usable reply. Its next request is for the next round."""
+        """Record that a site gave no usable reply. Its next request will be for the next round."""
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)
@@ -163,7 +163,7 @@ class OnArrival(Coordinator):
     def advance(self, connected: Collection[str], now: float) -> None:
         """Close the round if most connected sites have answered, or if no further reply can arrive.
 
-        `now` counts seconds since the last synchronous round, or since the run was resumed.
+        `now` is the time in seconds since the last synchronous round, or since the run was resumed.
         """
         if self.is_over or not self._is_done(connected):
             return
@@ -198,7 +198,7 @@ class OnArrival(Coordinator):
 
     def _is_done(self, connected: Collection[str]) -> bool:
         idle = not self.waited_for and all(self._next(name) is None for name in connected)
-        if self.current_round == self.rounds:  # wait: open requests may be charged
+        if self.current_round == self.rounds:  # wait: unanswered requests may be charged
             return idle
         return idle or self._answered(self.current_round) >= self._enough(len(connected))
 
@@ -232,7 +232,7 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
         self._version = saved["version"]
-        self._round = replace(parse_as(_Open, saved["open"]), began=0.0)  # this process's clock
+        self._round = replace(parse_as(_Open, saved["open"]), began=0.0)  # by this process's clock
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None

@@ -1,6 +1,6 @@
 """The server's rule for patient mode: a start from co-occurrences, refined mode by mode.
 
-This module only post-processes the sites' releases, so it costs no privacy.
+This module only post-processes the sites' releases, so it has no privacy cost.
 """
 
 import logging
@@ -30,11 +30,11 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Fraction of `relative_elastic` for refinement. A mean of all sites needs a weaker pull."""
+"""Fraction of `relative_elastic` used in refinement. The mean of all sites needs a weaker pull."""
 _ENOUGH = 0.8
-"""If a smaller fraction of the phenotypes seems to be real, `auto_rank` lowers the rank."""
+"""If less than this fraction of the phenotypes seems to be real, `auto_rank` lowers the rank."""
 _HALVES = 1
-"""Extra seed, so that the halves and the factors use different random numbers."""
+"""Extra seed, so that fits to halves and fits to the start use different random numbers."""
 
 
 class PatientRule:
@@ -74,9 +74,9 @@ class PatientRule:
         self._run = run
         self._started = False
         self._totals: tuple[Array, ...] = ()
-        """Totals of the start's slots, for the sites' l2,1 weights. Empty without secure sums."""
+        """Each slot's total in a start with secure sums, to compute the sites' l2,1 weights."""
         self._halves: Factors = ()
-        """Models fitted to halves of the start with independent noise, to estimate certainty."""
+        """Models fitted to `estimation.certainty.halves` of the start, to judge the phenotypes."""
         self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
@@ -95,7 +95,7 @@ class PatientRule:
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each slot's phenotype usage, or None if the round is not a secure refinement."""
+        """Return each slot's usage of each phenotype, or None if the round needs no usages."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -116,7 +116,7 @@ class PatientRule:
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number of sites. Warn if the cohort is too small for its rank and epsilon."""
+        """Accept any number of sites. Warn if the cohort is too small for the rank and epsilon."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
@@ -142,8 +142,8 @@ class PatientRule:
             self._refine(planned, [reply.site for reply in replies], released)
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        """Fit the start. With `auto_rank`, lower the rank until most phenotypes seem real."""
-        give_back()  # the memory used by simulated sites and unpacked replies
+        """Fit the start. If `auto_rank` is set, lower the rank until most phenotypes seem real."""
+        give_back()  # the memory that simulated sites and unpacked replies used
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         self._fit_start(released, rank, sigma)
@@ -170,7 +170,7 @@ class PatientRule:
         start = start_factors(released, sizes, rank, sigma, rng)
         self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
         counts = typical_counts(released, sizes, CROSS) if self._is_squared else []
-        if not counts:  # the halves are fitted by least squares
+        if not counts:  # fits to halves need squared errors and typical counts
             return
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
         self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)
@@ -178,7 +178,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
+        """Each phenotype's chance of being absent from fits to other patients, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)

@@ -1,7 +1,7 @@
 """Record the sites' answers to the preflight, decide whether a run may begin, and name the nodes.
 
-The SuperLink registers each hospital's key under the hospital's name. A node that answers under
-another name is refused. Otherwise, the hospital with that name would be charged for replies that
+The SuperLink registers each hospital's key under the hospital's name. A node that answers under a
+different name is refused. Otherwise, the hospital with that name would be charged for replies that
 could not be used. If no name is registered, the first name that the node gives is used.
 """
 
@@ -19,7 +19,7 @@ from dpfact_flower.machine.parsed import from_json
 _logger = logging.getLogger(__name__)
 READINESS = "preflight.json"
 _CLOCK_SECONDS = 2.0
-"""Accepted difference between the clocks; Flower refuses a clock that is 5 s ahead."""
+"""Accepted error of a site's clock, in seconds. Flower refuses a clock 5 s ahead."""
 _REGISTER = "register each key with its hospital's name: flwr supernode register --name"
 _MEANING = {
     "privacy-refused": "it does not allow this mode or rule, or has too little budget or too few "
@@ -43,8 +43,8 @@ class Readiness:
     """A site's answer to the preflight, or a record of its absence. Unknown strings are empty.
 
     `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
-    is the error of the site's clock in seconds, and is negative if the clock is behind. This is the
-    smallest error that explains the answer's time stamp.
+    is the smallest error of the site's clock, in seconds, that explains the answer's time stamp.
+    The error is negative if the clock is behind.
     """
 
     node: int
@@ -120,7 +120,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """The names of a run's nodes: the registered names, or else the names in the answers."""
+    """The names of a run's nodes: their registered names, or else the names in their answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -131,11 +131,11 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return the reason why a node must not use a name. Keep an allowed name, and return ""."""
+        """Return the reason why a node must not use a name, or record the name and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}
-        self._said[node] = site  # without a key, a site returns with a new number
+        self._said[node] = site  # a site without a registered key returns as a new node
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:

@@ -35,7 +35,7 @@ class ServerRule(Protocol):
         """Return a site's charges for answering a round."""
 
     def check_sites(self, sites: int) -> None:
-        """Refuse a number of sites for which the rule is not stable, before any site is charged."""
+        """Before any site is charged, refuse a number of sites for which the rule is unstable."""
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether later rounds depend on this round."""

@@ -22,11 +22,11 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 _ROUNDING_BITS = 16
-"""Number of bits to round off, so that a sum is as precise as a single site's release."""
+"""Number of low bits of a sum to round off, so that it is as precise as one site's release."""
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. `opened` is true once the server has asked sites to open it."""
+    """An attempt at a round's sum. If `opened`, the server has asked sites to unmask it."""
 
     round: int
     number: int
@@ -53,7 +53,7 @@ class SecureSum:
         self._members, self.last, self._request, self._planned = members, last, request, planned
         self._sharing, names = planned.sharing, [member.site for member in members]
         self._terms = self._sharing.terms(request.job, request.terms, names)
-        self._question: keys.Question  # of the attempt; set by `attempt`
+        self._question: keys.Question  # of the current attempt; set by `attempt`
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
         self.paid: set[str] = set()
@@ -87,7 +87,7 @@ class SecureSum:
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """Begin an attempt with all sites or, later, those that answered the last attempt."""
+        """Begin an attempt with all sites or, after a loss, those that answered the last one."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1
@@ -102,7 +102,7 @@ class SecureSum:
         return SecureStage("sum", self.last.number, self._members, asked)
 
     def take_vector(self, site: str, parts: Sequence[bytes]) -> None:
-        """Check and keep a site's masked vector."""
+        """Check and store a site's masked vector."""
         context, words, sealed = parts
         if site not in self.names:
             raise MessageError(f"reply of site {site!r}: this site was not asked")
@@ -115,7 +115,7 @@ class SecureSum:
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
-        """For each site that has not opened the last attempt, return a request to open it."""
+        """Return opening requests for all sites that have not yet opened the last attempt."""
         self.last = self.last._replace(opened=True)
         return {
             site: SecureStage(
@@ -126,7 +126,7 @@ class SecureSum:
         }  # fmt: skip
 
     def take_opening(self, site: str, parts: Sequence[bytes]) -> None:
-        """Check and keep a site's opening."""
+        """Check and store the secrets with which a site opens the last attempt."""
         seed, shares = parts
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 

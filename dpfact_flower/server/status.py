@@ -18,16 +18,16 @@ from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 Cost = Callable[[Sequence[int]], float | None]
-"""A function that returns the joint epsilon of several rounds, or None if it is unbounded."""
+"""A function that returns the total epsilon of some rounds, or None if it is unbounded."""
 
 
 @dataclass(frozen=True)
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is the end of the latest round with a usable reply. `unused` counts usable replies
-    in rounds that missed the quorum, and `failed` counts rounds without a usable reply. An epsilon
-    is None if privacy loss is unbounded. `reason` is the latest failure or preflight fault.
+    `last_seen` is the end of the latest round with a usable reply from the site. `unused` counts
+    usable replies in rounds that missed the quorum, and `failed` counts rounds without a usable
+    reply. An epsilon is None if it is unbounded. `reason` is the latest failure or preflight fault.
     """
 
     name: str

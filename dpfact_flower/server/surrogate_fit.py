@@ -1,6 +1,6 @@
 """Improve a run's initial factors by fitting them to surrogate patients.
 
-Surrogates are generated from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
+Surrogates come from noisy counts, so the fit has no privacy cost (docs/explanation/start.md).
 """
 
 import logging
@@ -24,15 +24,15 @@ from dpfact_flower.tensor import Array, Factors, SparseTensor
 
 _logger = logging.getLogger(__name__)
 _FEW, _MANY = 40_000, 60_000
-"""Numbers of surrogates for comparing initial factors and for the final fit."""
+"""Number of surrogates for comparing initial factors, and number for the final fit."""
 _PASSES, _HALF_PASSES = 40, 30
-"""Numbers of solver passes for the comparison and final fit, and for each half of a split."""
+"""Number of solver passes in comparison and final fits, and number in fits to halves."""
 _NORM = 2.0
-"""Norm of initial columns for a likelihood. A norm of 1 fits Diabetes-130 and NHDS worse."""
+"""Norm of a likelihood's initial columns. Norm 1 gives worse fits to Diabetes-130 and NHDS."""
 _LEAST = 1e-6
 """Value added to every entry, so that no column is empty."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
-"""Numbers of random alternatives to the start's factors, for squared errors and likelihoods."""
+"""Number of random alternatives to the start for squared errors, and number for likelihoods."""
 _LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
@@ -47,10 +47,10 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: SolverSettings = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return the factors that best explain the surrogates, or `start.factors` if there are none.
+    """Return the factors that best explain the surrogates, or the start's if none can be drawn.
 
     `start` was computed from `releases`, one release per site. The noise on each value has standard
-    deviation `sigma`. Factors are positive, and their columns have norm 1.
+    deviation `sigma`. The result is positive, and its columns have norm 1.
     """
     # If patients have many cells, least squares would not improve the start's factors.
     squared = losses.find(by.loss).is_squared
@@ -82,9 +82,9 @@ def fitted_to_halves(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Fit a model to each half of the releases, from random initial factors.
+    """Fit a model to each half of the releases (see `halves`), from random initial factors.
 
-    The halves have independent noise. The result has one array of shape (fits, codes, rank) per
+    Paired halves have independent noise. The result has one array of shape (fits, codes, rank) per
     mode. `counts` is the result of `typical_counts`.
     """
     noise = sigma * math.sqrt(len(releases))
@@ -112,7 +112,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Return initial factors for a likelihood, with no tiny entry and with each patient's sum."""
+    """Return a likelihood's initial factors: no tiny entries, and patients' sums as in the data."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -124,7 +124,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Fit feature factors. Also return by what fraction they lower a constant model's loss."""
+    """Return fitted feature factors, and by what fraction they lower a constant model's loss."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

@@ -38,20 +38,20 @@ _PATIENTS_SHARE = 0.25
 _LEAST_BYTES = 2**24
 _RESERVATION = ".reservation"  # no job can have this name
 _BYTES_A_SHARE = 16
-"""Bytes per value of a share in a secure sum. The old share stays until the new one is written."""
+"""Bytes per value of a `Share`. The old share stays on disk until the new one is written."""
 _OTHER_BYTES = 2**18
-"""Number of bytes for all data except released values (64 SQLite pages)."""
+"""Number of bytes for everything in a ledger except released values (64 SQLite pages)."""
 
 
 @dataclass(frozen=True)
 class Admitted:
     """A request that has passed every check.
 
-    `ledger` is None if the site has no ledger yet. `rows` contains all rows of the ledger, and
-    `last` is the job's latest row. If this request was already answered, `repeated` is the row of
-    that answer. `store` gives access only to files without patient data. If `shared` is true, the
-    round's release may leave the site only as part of a secure sum, whose stage is in `secure`.
-    Call `free_disk` right before the reserved disk space is needed.
+    `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
+    `last` is the latest row of the request's job. If this request was already answered, `repeated`
+    is the row of that answer. `store` gives access only to files without patient data. If `shared`
+    is true, the round's release may leave the site only as part of a secure sum, and `secure` is
+    the sum's stage. Call `free_disk` right before the reserved disk space is needed.
     """
 
     request: RoundRequest
@@ -66,7 +66,7 @@ class Admitted:
     free_disk: Callable[[], None] = lambda: None
 
     def check_same_data(self, fingerprint: str) -> None:
-        """Refuse data that has changed since the job began, and close the job."""
+        """If the data has changed since the job began, close the job and raise an error."""
         if self.last is not None and self.last.fingerprint != fingerprint:
             self.store.close()
             raise StateError(_OTHER_DATA.format(job=self.request.job))
@@ -115,7 +115,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """Check a request against public facts alone, and return its `RoundWork`."""
+    """Check a request, using only public facts, and return the request's `RoundWork`."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
@@ -127,7 +127,7 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
     """Return the row of an earlier answer to this request, if its release can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
-            # If a release's bytes are not kept, it can be rebuilt only until the job's next round.
+            # A release whose bytes are not kept can be rebuilt only until the job's next round.
             return row if row.payload_kept or row is of_job[-1] else None
     return None
 
@@ -191,7 +191,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that this site has finished, or a change of the job's settings."""
+    """Refuse a round that this site has already finished, or a job whose settings have changed."""
     if last is None:
         return
     if request.round <= last.round:
@@ -217,7 +217,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged.
 
-    The last round is not charged. This check limits a server to one such round per charged run.
+    The last round is not charged, so this check allows only one such round per charged run.
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -274,7 +274,7 @@ def check_memory(work: RoundWork) -> None:
     Otherwise, the system could kill the process after it has read patients' data. By varying the
     size of the release or the message, a server could then measure how much memory the data takes.
     """
-    # A deployed process ends after each message, so earlier messages have left nothing in memory.
+    # A deployed process exits after each message, so nothing from earlier messages is in memory.
     sizes = [event.count for event in work.cost()] or [0]
     # Each thread after the first has its own copy of the sum.
     sums = (n * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(n) - 1)) for n in sizes)
@@ -305,8 +305,8 @@ def bytes_to_reserve(
 
     The free disk space depends on the size of the patients' file. If each run reserved only what it
     needs, a server could measure this space with uncharged preflights for runs of many sizes. All
-    noisy runs with a built-in rule therefore reserve the size of the largest run possible with the
-    hospital's code lists and `max-rank`. If a run with another rule needs more, this size is
+    noisy runs with a built-in rule therefore reserve as much as the largest run possible with the
+    hospital's code lists and `max-rank`. If a run with a different rule needs more, this amount is
     multiplied by 4 until it is large enough.
     """
     if not events:
@@ -335,7 +335,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space in a site's folder while `held` is open. The result frees the space."""
+    """Reserve disk space in a site's folder until `held` closes. Return a function to free it."""
     try:
         return held.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Answer each request to a hospital with one release, through the class `Site`.
+"""Define `Site`, which answers each request to a hospital with one release.
 
 The fixed sequence of steps (admit the request, compute, charge, reply) enforces the privacy policy.
 No patient's data is read before the request is admitted (`admission.admitted`). A release is
-charged on disk before it leaves the site, and is sent even if an error follows. All failures after
-patients' data has been read raise the same error.
+charged on disk before it leaves the site, and is sent even if an error follows the charge. All
+failures after patients' data has been read raise the same error.
 """
 
 import logging
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """The progress of an answer, which determines what is sent after an error."""
+    """How far an answer has progressed, which determines what is sent after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
@@ -54,7 +54,7 @@ class Site:
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute and charge the release for a request, or return the release of an earlier answer.
+        """Compute and charge the release for a request, or repeat the release of an earlier answer.
 
         Nothing is charged after the deadline that `delay` sets. The text of an error must not leave
         the site (see `disclosure.log_privately`).
@@ -94,10 +94,10 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was sent before. In modes with noise, read no patient's data."""
+        """Return the release that was already sent. In modes with noise, read no patient's data."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
-        if secure is not None:  # another stage, with the vector that was already charged
+        if secure is not None:  # a later stage or attempt, with the charged vector
             share = Share(secure.vector, row.events)
             if not ledger.has(row.key, admission.request.terms, share):
                 check_follows(admission.request, row)  # raises an error: the round is over
@@ -127,7 +127,7 @@ class Site:
 
     @contextmanager
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
-        """Open or create the ledger and the job's folder, and count an attempt.
+        """Open or create the ledger and the job's folder, and count the attempt (see `lockout`).
 
         Refused requests create no folder. Otherwise, a server could fill the disk with new jobs.
         """
@@ -159,7 +159,7 @@ class Site:
             raise self._failed(request, error) from None
         finally:
             if not self._hospital.simulation:  # a simulation keeps its sites in memory
-                forget_patients()  # before the reply is due: its duration depends on patients
+                forget_patients()  # within the reply delay, which hides how long this takes
 
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
@@ -181,17 +181,17 @@ class Site:
         try:
             ledger.charge(key, request.terms, release, delay.check_in_time)
         except Exception:
-            if not ledger.has(key, request.terms, release):  # otherwise, it has been charged
+            if not ledger.has(key, request.terms, release):  # otherwise, the charge is on disk
                 raise
         progress.charged = sent
         self._clean_up(store, outcome)
-        if not hospital.simulation:  # the hospital can later compare this with the ledger
+        if not hospital.simulation:  # for a later comparison with the ledger
             claim = claim_of(release.events) if release.arrays else "nothing was released"
             _logger.info("round %d: %s; ledger: %s", request.round, claim, ledger.head())
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete old state and store the round's measurements. Log errors instead of raising."""
+        """Delete old state and store the round's measurements. Log errors without raising them."""
         try:
             if outcome.state is not None:
                 store.keep_only(outcome.state.round)
@@ -209,7 +209,7 @@ class Site:
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """Return the release to send. A share of a secure sum is first stored on disk, then masked."""
+    """Return the release to send. A secure sum's share is first stored on disk and then masked."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError("the rule releases a share of a secure sum unmasked")

@@ -43,14 +43,14 @@ _LEAST_ROOM = 2**28
 _CONNECT_SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
-"""Accepted difference between the clocks, in seconds. Flower refuses a clock that is 5 s ahead."""
+"""Accepted difference between this clock and the centre's. Flower refuses a clock 5 s ahead."""
 
 _SHOWN = 3
-"""Maximum number of files to report if other users can change an installation."""
+"""Maximum number of installed files to report as changeable by other users."""
 
 
 class Place:
-    """The machine to check, where the executor uses `config` and the SuperNode uses `key`."""
+    """A hospital's machine, whose executor uses `config` and whose SuperNode uses `key`."""
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
@@ -85,7 +85,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: its title, and its faults with their remedies."""
+    """The result of a check: the check's title, and the faults found, with their remedies."""
 
     check: str
     faults: tuple[str, ...]
@@ -174,7 +174,7 @@ def _ledger(place: Place) -> list[str]:
 
 def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
-    with suppress(DPFactError):  # another check reports faults of the data file
+    with suppress(DPFactError):  # another check reports faults in the data file
         least += largest_run(open_site(place.data).vocabularies, place.settings)
     if free < least:
         has = f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
@@ -288,7 +288,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults in the connection to a SuperLink, each with its remedy.
 
     The arguments are the values of the SuperNode's options `--superlink` (HOST:PORT) and
-    `--root-certificates`. The server's certificate and time are taken from a public page.
+    `--root-certificates`. A request for a public page reveals the server's certificate and time.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -354,6 +354,6 @@ CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }
-"""Conditions and their checks. A check raises an error, or returns faults with remedies."""
+"""Required conditions and their checks, which raise errors or return faults with remedies."""
 _BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
 """Checks that work before the processes start."""

@@ -4,8 +4,8 @@ The text of an error goes to the site's own log, and only the error's code leave
 
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
 many seconds after the request arrived. If a reply is not ready by then, the delay is doubled until
-it is long enough, and the reply only reports that the round failed. The server thus learns how many
-times the delay was doubled, but not the exact duration.
+it is long enough, and the reply reports only that the round failed. The server therefore learns how
+often the delay was doubled, but not the exact duration.
 
 A message's time to live sets its round's deadline. A charge after the deadline would be wasted,
 because the server no longer collects the reply. The deadline is therefore checked before patients'
@@ -22,9 +22,9 @@ from dpfact_flower.errors import CODE_PREFIX, DPFactError, LateError
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
-"""Maximum length of an error's text in the log. It keeps each log line below 1 kB."""
+"""Maximum length of an error's text in the log, so that each log line stays below 1 kB."""
 _SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
-"""Time reserved for sending a reply: a share of the time to live, and a limit in seconds."""
+"""Time reserved for sending a reply: a share of the time to live, but at most 30 seconds."""
 
 
 def log_privately(site: str, error: Exception) -> str:
@@ -49,9 +49,9 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A timer that holds a reply until the request is `seconds` seconds old. 0 means no delay.
+    """A timer that holds a reply until `seconds` after the request arrived. 0 means no delay.
 
-    The request arrived at `came_in` (by `time.monotonic`), and the reply must leave at most
+    The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
     `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. `wait` also
     stores in `ready` how many seconds the reply took. This number must not leave the site.
     """
@@ -67,7 +67,7 @@ class ReplyDelay:
         self.ready = 0.0
 
     def wait(self) -> None:
-        """Wait until the reply is due. Later calls return at once."""
+        """Wait until the reply is due. Later calls return immediately."""
         if self._over:
             return
         self.ready = self._passed()
@@ -88,7 +88,7 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Measure the delay from now, because the request had to wait for another reply."""
+        """Measure the delay from now on, after the request has had to wait for another reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
@@ -105,8 +105,8 @@ class ReplyDelay:
 def seconds_left(created_at: float, time_to_live: float) -> float:
     """Return the seconds from now until the reply to a newly arrived message must leave.
 
-    `created_at` is in seconds since 1970 by the sender's clock, which may be ahead of this
-    machine's clock. The result is negative after the deadline.
+    `created_at` is in seconds since 1970, as measured by the sender's clock, which may be ahead of
+    this machine's clock. The result is negative after the deadline.
     """
     return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
 

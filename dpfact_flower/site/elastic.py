@@ -1,4 +1,4 @@
-"""In modes "none" and "paper", a site factorises its data and releases its feature factors."""
+"""Factorise a site's data and release the feature factors, in modes "none" and "paper"."""
 
 import math
 import time
@@ -30,7 +30,7 @@ from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
 
 _FINEST = SIGMA * 2.0**-30
-"""Standard deviation for a grid spacing of 2^-30: finer than float32, with no int64 overflow."""
+"""Sigma for a grid spacing of 2^-30, which is finer than float32 and does not overflow int64."""
 
 
 class ElasticRound:
@@ -73,7 +73,7 @@ class ElasticRound:
     def run(self, kept: JobState) -> RoundOutcome:
         """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
 
-        The site's name and the public seed determine the initial values and the order of visits.
+        The site's name and the public seed determine the initial values and the order of updates.
         """
         request, tensor = self._request, self._source.read().tensor
         if tensor.nnz == 0:
@@ -105,7 +105,7 @@ def initial_state(
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
     In the paper, a site continues from its own feature factors, which overfit its data if code
-    lists are long. If the elastic weight is relative, the site continues from the global ones.
+    lists are long. If the elastic weight is relative, it continues from the global factors.
 
     If `kept` is None, the patient factors are drawn uniformly from (0, 1), and then scaled. With
     the paper's elastic weight, the model then has the same squared norm as the data, which keeps

@@ -24,8 +24,8 @@ ANSWERING = ".answering"
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names
-    sites with other patients whose ledgers may be in the same `state-dir`.
+    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names the
+    other sites, with other patients, whose ledgers may be in the same `state-dir`.
     """
 
     source: SiteSource
@@ -95,7 +95,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse another site's data file, because its releases would be charged to this ledger."""
+    """Refuse another site's data file, whose releases would be charged to this site's ledger."""
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(
@@ -113,12 +113,12 @@ def answering_seconds(state: Path) -> float:
 
 
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
-    """Return a site's figures for its own monitoring. They must never leave the site.
+    """Return figures for a site's own monitoring, which must never leave the site.
 
-    `epsilon_spent` is the total over all jobs, composed at `budget-delta`. `last_charge` is in
-    seconds since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the
-    rounds in a row that failed after reading patients. At 10, the site stops until they are
-    cleared. `answering_seconds` is 0 while the site is idle.
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `last_charge` is a time in seconds
+    since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the last
+    consecutive rounds that failed after reading patients' data. At 10, the site refuses rounds
+    until a person resets this count. `answering_seconds` is 0 while the site is idle.
     """
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name

@@ -3,7 +3,7 @@
 A round that fails after reading patients' data is not charged. But the failure and its timing can
 depend on the data, and a server could provoke failures. Attempts are therefore counted in advance.
 
-A folder restored from an old backup lacks later charges. The site can notice this, because each
+A folder restored from an old backup lacks later charges. The site notices the loss, because each
 request states the last round that the site answered. The server may be wrong, so a person decides.
 """
 

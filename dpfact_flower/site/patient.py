@@ -1,9 +1,9 @@
-"""Patient mode at a site, where each round releases one statistic.
+"""Compute a site's releases in patient mode: one statistic per round.
 
 A release depends on the patients' cells, public settings, earlier releases and noise. No result
 without noise is carried over to the next round. In the last round, the site only stores the
-request. Later, the hospital fits its own model to the global factors (`refit`). No reply waits for
-this fit, because its duration and success depend on patients' data. The model stays at the site.
+request. Later, the hospital fits its own model, anchored to the global factors (`refit`). No reply
+waits for the fit, whose duration and success depend on patients' data. The model stays at the site.
 """
 
 import time
@@ -98,7 +98,7 @@ class PatientRound:
         )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """Return each phenotype's usage at this site, or in the site's slot of a secure sum."""
+        """Return how much the site, or its slot in a secure sum, uses each phenotype."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -125,7 +125,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request whose factors, selection or usages do not fit the round."""
+    """Refuse a request whose factors, selected codes or usages do not fit the round."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -140,19 +140,19 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
     usages = None if request.usages is None else request.usages.shape
-    # Without an l2,1 weight, the usages have no effect.
+    # If the l2,1 weight is 0, the usages have no effect.
     needed = shape is not None and request.solver.relative_l21 > 0
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """Return each phenotype's l2,1 weight on patient factors, computed from released values.
+    """Return each phenotype's l2,1 weight for patient factors, computed from released values.
 
-    Up to a constant, the l2,1 term of the patient factor A is at most
-    ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the norm of column r, estimated from phenotype r's
-    usage in the released start. At average usage, the weight is `relative_l21`. A phenotype whose
-    usage is below the noise level is removed.
+    Let mu be the l2,1 weight. Up to a constant, the l2,1 term of the patient factor A is at most
+    ``sum_r mu / n_r |A_r|^2 / 2``. Here, n_r is the norm of column A_r, estimated from phenotype
+    r's usage in the released start. A phenotype of average usage gets the weight `relative_l21`. A
+    phenotype whose usage is below the noise level is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
@@ -166,13 +166,13 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
 
 
 _PERSONAL_PASSES = 10
-"""Minimum number of passes in a refit, because no later round continues the fit."""
+"""Minimum number of solver passes in a refit, which no later round continues."""
 
 
 def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
-    """Fit a site's model, with the final factors as anchors, and write it to the job's folder."""
+    """Fit a site's own model, anchored to the final factors, and store it in the job's folder."""
     hospital = Hospital(data, settings, simulation)
     store = hospital.store(job, data_tag(hospital.folder, data.fingerprint))
     request = last_request(store)
@@ -198,7 +198,7 @@ def last_request(store: SiteStore) -> RoundRequest:
 
 
 def unfitted(folder: Path) -> list[str]:
-    """Return the names of finished runs in a site's folder without a refitted model."""
+    """Return the names of the finished runs in a site's folder that have no refitted model."""
     ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
     return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
 
@@ -206,11 +206,11 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a model of the selected codes without noise, anchored to the last request's factors."""
+    """Fit a noiseless model of the selected codes, anchored to the last request's factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
-    # The l2,1 weight acts from the first pass, because the global phenotypes are final.
+    # The l2,1 weight applies from the first pass, because the global phenotypes are final.
     with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
     patients = fitted_patients(tensor, request.anchors)
     solver = local_settings(with_l21, (patients, *request.anchors))

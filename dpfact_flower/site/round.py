@@ -1,4 +1,4 @@
-"""The parts of a site's round common to all modes. They use neither the disk nor Flower."""
+"""Define what a site's rounds have in common in all modes, without using the disk or Flower."""
 
 import hashlib
 import math
@@ -27,7 +27,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """The result of a round. The release is for the server, and the rest stays at the site."""
+    """A round's result. The release is for the server, and the other fields stay at the site."""
 
     release: Release | Share
     state: SiteState | None = None
@@ -38,8 +38,8 @@ class RoundOutcome:
 class JobState:
     """The data that a site has kept from a job's earlier rounds.
 
-    `state` holds the site's factors after the latest round. `release` returns the site's release in
-    a round, or None if the site did not answer the round.
+    `state` holds the site's factors after the latest round. `release` is a function that returns
+    the site's release in a given round, or None if the site did not answer that round.
     """
 
     state: SiteState | None = None
@@ -52,10 +52,10 @@ class RoundWork(Protocol):
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
     is_final: bool
-    """Whether the round ends a run. The site then only stores the public request."""
+    """Whether the round is the run's last, in which the site only stores the public request."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases that must fit the budget. Compute them from public facts alone."""
+        """Return the releases that must fit in the budget, computed only from public facts."""
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Compute the round. Keep no patients' data except in the outcome."""
@@ -78,7 +78,7 @@ def solved(
         local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     seconds = time.perf_counter() - began
     number, error = request.round, local.error
-    # The error over the non-zero cells needs another pass, so it is measured only in some rounds.
+    # Only some rounds measure the error over the non-zero cells, which takes an additional pass.
     is_measured = number <= _ALL_FIRST or number % _ONE_OF == 0 or number == request.rounds
     if error is None or (error.nonzeros is None and is_measured):
         error = squared_error(tensor, local.factors, local.grams)
@@ -92,10 +92,10 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return this round's solver settings. A relative l2,1 weight is made absolute with `start`."""
+    """Return a round's solver settings, using `start` to make a relative l2,1 weight absolute."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
-        # Feature columns have norm 1, so the curvature is the mean square of A's column norms.
+        # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.
         mu = solver.relative_l21 * math.sqrt(curvature(start))
         solver = replace(solver, mu=mu, relative_l21=0.0)
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
@@ -121,6 +121,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return seeds, made from public values alone, that differ between sites and rounds."""
+    """Return seeds that depend only on public values and differ between sites and rounds."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

@@ -2,7 +2,7 @@
 
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
 public keys without the server, because an attacker who replaces a key could impersonate a site.
-The rules of secure sums are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
+The protocol's rules are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
 job's key and the latest round's noisy vector and answer. Each file is written to disk before any
 reply that depends on the file leaves the site.
 """
@@ -42,7 +42,7 @@ class SecureRound:
     """One stage of a secure sum, as checked by `secure_round`.
 
     `job` contains this site's key for the job. `question` is None in the stage that exchanges keys.
-    `state` is this site's earlier answer in the same round.
+    `state` holds this site's earlier answer in the same round, or is None if there is none.
     """
 
     keyring: "Keyring"
@@ -66,7 +66,7 @@ class SecureRound:
         return release_masked(self.job.member.key, self.job.member.signature)
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
-        """Store the answer's state on disk, and return the masked vector."""
+        """Store the round's new state on disk, and return the masked vector."""
         assert self.question is not None
         state = rules.answer(
             self.job, self.state, self.question, self.keyring.peers, draw,
@@ -78,7 +78,7 @@ class SecureRound:
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
-        """Store the opening on disk, and return the secrets that open the site's last attempt."""
+        """Return the secrets that help to unmask the last attempt, after storing them on disk."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.stage.sealed)
@@ -91,7 +91,7 @@ class SecureRound:
 def secure_round(
     hospital: Hospital, request: RoundRequest, planned: PlannedRelease, *, answered: bool
 ) -> SecureRound | None:
-    """Check a stage against the hospital's settings, keys and earlier answers.
+    """Check a secure sum's stage against the hospital's settings, keys and earlier answers.
 
     Read no patient's data. In a preflight, which has no stage, return None. Ignore the state in the
     job's folder unless the ledger contains an answer to this request.
@@ -154,8 +154,8 @@ def forget(folder: Path) -> None:
 class _Files:
     """The files that hold a job's secrets.
 
-    Until a job's first answer, its key is kept in one file that is shared by all jobs. Otherwise, a
-    server could fill the disk by requesting keys for new jobs.
+    Until a job's first answer, the job's key is kept in a single file that all jobs share.
+    Otherwise, a server could fill the disk by requesting keys for new jobs.
     """
 
     folder: Path
@@ -182,7 +182,7 @@ class _Files:
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
     def round(self) -> rules.RoundState | None:
-        """Return the last answer, or None if no answer is kept."""
+        """Return the last answer, or None if no answer is stored."""
         path = self.folder / _ROUND
         check_own(path)
         if not path.exists():
@@ -222,7 +222,7 @@ class Keyring:
 
 
 def keyring_of(settings: SiteSettings, site: str) -> Keyring:
-    """Read the keys from the files that a hospital's settings name."""
+    """Read the keys from the files named in a hospital's settings."""
     for name, value in (("key", settings.secure_key), ("peers", settings.secure_peers)):
         if not value or not Path(value).is_absolute():
             raise SettingsError(

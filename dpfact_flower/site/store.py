@@ -1,4 +1,4 @@
-"""Store the files that a site keeps between a job's rounds, apart from the ledger.
+"""Read and write the files, except the ledger, that a site keeps between a job's rounds.
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
 before the round's ledger row, and the previous round's file is deleted after that row is written.
@@ -39,7 +39,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors without noise, the patient factor first, and its step size `eta`."""
+    """A site's own factors (without noise, patient factor first), and its step size `eta`."""
 
     round: int
     factors: Factors
@@ -48,7 +48,7 @@ class SiteState:
 
 @dataclass(frozen=True)
 class RoundMeasures:
-    """A site's measurements of a round. They are kept in `history.jsonl` and never sent."""
+    """A site's measurements of a round, which are kept in `history.jsonl` and never sent."""
 
     round: int
     error: SquaredError
@@ -100,7 +100,7 @@ class SiteStore:
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all other rounds. The ledger must already contain this round."""
+        """Delete the factors of all rounds except this one, which must already be in the ledger."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, because more checks could reveal the data's size."""
+        """Close a job whose data has changed, because further checks could reveal its size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -190,7 +190,7 @@ class SiteStore:
 def has_jobs(folder: Path) -> bool:
     """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
 
-    If the jobs' folders were deleted, the file with the ledger's head shows that a job has started.
+    If the jobs' folders were deleted, the file with the ledger's head still shows that one started.
     """
     if not folder.exists():
         return False
