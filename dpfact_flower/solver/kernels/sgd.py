@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that a non-zero `longest` bounds its product with two rows."""
+    """Return `step`, shortened so that a row moves by at most `longest`, unless that is 0."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
@@ -209,7 +209,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move three rows at once, each along the product of the old values of the other two rows."""
+    """Move three rows together, each along the product of the old values of the other two rows."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
