@@ -43,7 +43,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance, in standard deviations, between the two means if the ledger is correct."""
+"""Distance between the ratio's two means, in standard deviations, if the ledger is correct."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -59,8 +59,8 @@ class Estimate(NamedTuple):
 class _Game:
     """The data with and without the group of `canaries`, and everything the adversary knows.
 
-    For each release, `sums` holds the sum without the group, in grid units, and the group's part,
-    in standard deviations of the noise.
+    For each release, `sums` holds the sum without the group, in grid units, and the group's
+    contribution, in standard deviations of the noise.
     """
 
     target: AuditTarget
@@ -77,8 +77,8 @@ def audit_likelihood(
     """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
 
     The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
-    second is the same difference for the worst release. The third is the smallest ratio, over all
-    releases, of a canary's norm to the sensitivity.
+    second is the largest such difference of a single release. The third is the smallest ratio, over
+    all releases, of a canary's norm to the sensitivity.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases

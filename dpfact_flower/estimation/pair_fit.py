@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
-is the site's usage of each column of F. Diagonals are never released and have no effect. Coordinate
-descent with exact steps updates the rows of F one by one, and then the usages of all sites. The
-product ``P_t F`` takes most of the time. It is computed once and updated after each block of rows.
+is the site's usage (weight) of each column of F. Diagonals are not released and have no effect.
+Coordinate descent with exact steps updates F row by row, and then all sites' usages. The product
+``P_t F``, which takes most of the time, is computed once and updated after each block.
 """
 
 import math

@@ -79,7 +79,7 @@ def start_factors(
     sigma: float,
     rng: np.random.Generator,
 ) -> Start:
-    """Fit factors to all sites' packed co-occurrences, whose noise has deviation `sigma`."""
+    """Fit factors to the sites' packed co-occurrences with noise of standard deviation `sigma`."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases)
     with one_blas_thread:  # sums must not depend on the machine
@@ -93,7 +93,7 @@ def start_factors(
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Return estimates of a site's usage of each phenotype, and their standard deviations.
+    """Return estimates of a site's usage of each phenotype, and the estimates' standard deviations.
 
     Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
@@ -163,7 +163,7 @@ def _candidates(sites: Sites, rank: int, noise: float) -> list[_Candidate]:
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
-    return [growth] + [random] * _RESTARTS  # the longest first
+    return [growth] + [random] * _RESTARTS  # the slowest comes first
 
 
 def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
@@ -193,7 +193,7 @@ _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
 _TRIES, _POWER = 4, 15
 """Number of searches in addition to one per site, and maximum number of iterations."""
 _POWER_SETTLED = 0.01
-"""A search ends when no direction's gain changes by more than this fraction of the largest gain."""
+"""A search ends when no error reduction changes by more than this fraction of the largest one."""
 _UNLIKE = 0.5
 """Largest cosine between two factors that one search may add."""
 
@@ -224,7 +224,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` best explains the residual.
+    """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits the residual.
 
     The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
     `most` dissimilar factors, best first.

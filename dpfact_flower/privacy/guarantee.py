@@ -121,8 +121,8 @@ def account(
 ) -> Guarantee:
     """Add up the costs of one site's releases, all of which may involve the same patient.
 
-    All releases must have the same unit and neighbouring relation. If
-    `second_opinions` is true, figures from all `accountants` with installed packages are included.
+    All releases must have the same unit and neighbouring relation. If `second_opinions` is true,
+    figures are included from all `accountants` whose packages are installed.
     """
     if not events:
         raise SettingsError("events: nothing was released, so there is nothing to account for")

@@ -1,8 +1,8 @@
 """Provide a zCDP accountant for Opacus.
 
 Importing this module imports Opacus and therefore torch. Once `register` has been called, Opacus
-accepts the name ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(...,
-accountant="zcdp")``.
+accepts the name ``"zcdp"``, as in ``PrivacyEngine(accountant="zcdp")`` or
+``get_noise_multiplier(..., accountant="zcdp")``.
 
 A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. The tight conversion
 over all orders turns this cost into epsilon. Under zCDP, subsampling does not reduce the cost. If

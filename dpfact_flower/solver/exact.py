@@ -6,8 +6,8 @@ An update needs the mode's MTTKRP (`product`), the Hadamard product of the other
 matrices (`q`), and the smallest allowed value (`floor`): 0 for non-negative factors, and minus
 infinity otherwise.
 
-If a phenotype's column of A, the patients' factor, becomes zero, its feature columns depend only on
-their anchors. This column of A becomes non-zero again only if its gradient has a norm above mu.
+If a phenotype's column of the patients' factor A becomes zero, its feature columns depend only on
+their anchors. The column of A becomes non-zero again only if its gradient's norm exceeds mu.
 """
 
 import math
@@ -40,7 +40,7 @@ _PANEL = 8  # number of columns whose gradients come from one matrix product
 
 _RTOL = 1e-6
 """Eigenvalues below this fraction of a Gram matrix's largest eigenvalue are treated as 0, because
-sums in float32 are no more precise."""
+sums in float32 have no higher precision."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:

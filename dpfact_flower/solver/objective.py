@@ -28,7 +28,7 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Initial step size. The paper's bound assumes that it is at most `settings.eta`."""
+        """Initial step size. The paper's bound assumes a step size of at most `settings.eta`."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 

@@ -24,8 +24,8 @@ to the ledger. The time in a row is the time of the request. A head, a backup an
 `dpfact ledger show` therefore reveal nothing about patients except the released values. Protect the
 key, and any folder that contains it, like patient data.
 
-Two processes may use the same ledger. Its folder must be on a local disk, because SQLite's locks
-are unreliable on network shares.
+Two processes may use the same ledger. The ledger's folder must be on a local disk, because SQLite's
+locks are unreliable on network shares.
 """
 
 from dpfact_flower.privacy.ledger.file import LEDGER as LEDGER

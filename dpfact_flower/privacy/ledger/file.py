@@ -31,7 +31,7 @@ START = "0" * 64
 
 
 class ReleaseKey(NamedTuple):
-    """The identity of a request. Requests with equal identities always get the same bytes.
+    """The identity of a request. Requests with equal identities always get identical replies.
 
     `fingerprint` is the `data_tag` of the site's tensor, and `request` is the digest of the whole
     request.

@@ -40,7 +40,7 @@ _SENT_BITS, _MASKED_BITS = 12, 32
 
 
 class Facts(NamedTuple):
-    """Public facts about a run. Unknown numbers are 0. `sizes` gives each mode's code count."""
+    """Public facts about a run (0 if unknown). `sizes` gives the number of kept codes per mode."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -68,7 +68,7 @@ class Facts(NamedTuple):
         """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
 
         The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. This is the total noise of all sites, for a `bound` of 1.
+        column of the largest mode. The noise is that of all sites together, for a `bound` of 1.
         """
         if not self.known:
             return 0.0

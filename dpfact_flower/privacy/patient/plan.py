@@ -8,7 +8,7 @@ noise. Then mu is the largest value that the reduced epsilon and delta allow, an
 together cost ``rho = mu^2 / 2``. If epsilon exceeds 500, tight zCDP is used, because the slack is
 not proven there. With either method, `account` returns at most epsilon for the plan's releases.
 
-The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
+The rules below come from experiments on synthetic and real cohorts (docs/explanation/start.md).
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Compute patient mode's statistics, which are sums of a site's patients' bounded contributions.
+"""Compute patient mode's statistics, the sums of bounded contributions from a site's patients.
 
 The unit of privacy is one patient, that is, all cells in one slice of mode 0. Neighbouring data
 sets differ by one patient, who is present in only one of them. Each kind of release has its own

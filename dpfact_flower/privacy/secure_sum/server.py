@@ -34,7 +34,7 @@ def summed(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors. Low bits that were not sent are set to their mean.
 
-    This adds an error for each member, uniform with a range of 2**16. The error's variance is about
+    For each member, this adds a uniform error with a range of 2**16. The error's variance is about
     a millionth of the noise variance. `answers` must hold every member's answer to `question`, and
     no member may be `unopened`. If `dropouts` is 0, nothing is opened.
     """

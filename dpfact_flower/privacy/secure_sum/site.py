@@ -6,7 +6,7 @@ is sent. The functions in this module enforce three rules:
 - A vector is drawn only once per round.
 - A repeated question gets the same reply. A question to different members must be a later attempt.
   A changed request or key is refused.
-- The site opens a round only once, for its last attempt. After that, no other attempt is answered.
+- In each round, the site helps to unmask only its last attempt, and then answers no other attempt.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
 site. The sums' difference is the site's vector, protected by only one share of the noise. For the
@@ -49,7 +49,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a site sends to open a sum: its own seed, and its shares of other sites' seeds."""
+    """A site's message for unmasking a sum: its own seed, and its shares of other sites' seeds."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)

@@ -1,6 +1,6 @@
 """Vector instructions for kernels whose speed must not depend on auto-vectorisation.
 
-LLVM cannot rule out that arrays overlap. By default, it therefore keeps sums in memory and uses
+LLVM cannot rule out that arrays overlap and therefore, by default, keeps sums in memory and uses
 half the width of an AVX-512 register. This module adds the type `Vector` to numba. A vector is a
 group of registers that holds a row of a factor matrix or a slice of such a row. Operations on
 vectors emit LLVM's vector instructions, which LLVM translates for the processor.

@@ -24,7 +24,7 @@ from dpfact_flower.tensor import Array, SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _BLOCK = 512
-"""Number of patients whose entries are shuffled together. Their rows fit into the cache."""
+"""Number of patients whose entries are shuffled together, so that the rows fit into the cache."""
 _UNIFORM = 0.2
 """Fraction of draws that are uniform if the model is not zero."""
 _LEAST_MASS = 1e-200

@@ -34,7 +34,7 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
 _TOGETHER = REGISTERS // 8
-"""Largest number of registers per slice for which slices of three rows fit into the registers."""
+"""Maximum number of registers per slice at which the processor can hold slices of three rows."""
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
