@@ -22,9 +22,9 @@ from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.cp import alike, match_columns
 
 SPLITS = 6
-"""Number of times that z is drawn."""
+"""Number of times that the noise z is drawn (see `halves`)."""
 _SURROGATES = 10_000
-"""Number of surrogate patients drawn for each half."""
+"""Number of surrogate patients drawn for each of the `halves`."""
 _MOST_CELLS = 16.0
 """Maximum number of cells in a typical surrogate patient. If real patients have more cells,
 surrogates get fewer codes in every mode."""
@@ -35,7 +35,7 @@ _MANY_CELLS, _EVEN = 4.0, 0.5
 """Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
 patient has more cells than the first limit, the chance of absence is set to at least the second."""
 _ITERATIONS = 20
-"""Number of iterations in the fit to a half's co-occurrences."""
+"""Number of iterations in a fit to one of the `halves`."""
 
 
 def typical_counts(
@@ -45,7 +45,7 @@ def typical_counts(
 
     `cross` is as in `code_counts`.
     """
-    if len(sizes) == 1:  # one mode alone does not show how many codes a patient has
+    if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
     counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes, cross)
     return counts if math.isfinite(math.prod(counts)) else []

@@ -4,7 +4,7 @@ Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_
 its own noise. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K is
 the Khatri-Rao product of the other modes' factors, and H is the element-wise product of their Gram
 matrices. If there were no noise, the mode's best factor F would minimise the sum over t of
-``tr(F (G_t * H) F') / 2 - <M_t, F>``. Processing releases spends no budget.
+``tr(F (G_t * H) F') / 2 - <M_t, F>``. Post-processing spends no budget.
 
 Sites are weighted by their estimated usage of a phenotype so that other sites' noise does not hide
 a phenotype that occurs at only one site. As in the paper, the update is elastic: the factor is
@@ -98,7 +98,7 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Pool the sites' noisy problems into one convex problem. For arguments, see `refine_factor`.
+    """Pool the sites' noisy problems into one convex problem. Arguments are as in `refine_factor`.
 
     If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0, 1], and

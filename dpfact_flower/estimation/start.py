@@ -46,8 +46,8 @@ to all sites, and the best candidate to the releases."""
 _SETTLED = 1e-4
 """The last fit ends when an iteration changes `explained` by less than this fraction."""
 _THRESHOLD = 1.0
-"""Soft threshold in a fit to all sites, in standard deviations of an entry's noise. A threshold of
-2 loses faint phenotypes in real data, and refinement cannot restore lost phenotypes."""
+"""Soft threshold in a fit to all sites, in standard deviations of an entry's noise. With a
+threshold of 2, faint phenotypes in real data are lost, and refinement cannot restore them."""
 _SPLIT = 0.5
 """Standard deviation of the fresh noise in the data to which candidates are fitted, relative to the
 releases' noise. A value of 0.5 makes the total noise 1.12 times as large. For the fresh noise in

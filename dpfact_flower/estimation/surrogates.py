@@ -46,7 +46,7 @@ def surrogates_of(
     is true, patients may have any number of codes.
     """
     sizes = [len(factor) for factor in start.factors]
-    if len(sizes) == 1:  # one mode alone does not show how many codes a patient has
+    if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return None
     total = unpack([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)

@@ -204,7 +204,7 @@ class SiteReply:
         sender = f"reply of site {site!r}"
         received = _present(arrays)
         for place, (array, shape) in enumerate(zip(received, shapes, strict=False)):
-            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # vector as bytes
+            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # a packed vector
                 received[place] = unpack(array, shape[0], f"{sender}, array {place + 1}")
         shapes_got = [array.shape for array in received]
         if shapes_got != list(shapes):

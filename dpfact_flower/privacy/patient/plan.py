@@ -64,7 +64,7 @@ free release makes the site read patients' data, and the server sees how long re
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""
 _ROUNDING = 1 - 1e-12
-"""Factor that reduces the budget a little, so that rounding errors cannot cause an overrun."""
+"""Factor that reduces the budget slightly, so that rounding errors cannot cause an overrun."""
 
 
 @dataclass(frozen=True)

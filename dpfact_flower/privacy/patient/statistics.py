@@ -267,7 +267,7 @@ def _joint_norm(product: Array, used: int, a: Array) -> float:
     """Scale the columns of `product` by the non-zeros of `a`. Return the contribution's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
-        if a[r] == 0.0:  # true of most entries; `_add_part` also skips zeros
+        if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros
             continue
         energy += a[r] * a[r]
         for place in range(used):

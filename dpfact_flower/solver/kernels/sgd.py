@@ -144,7 +144,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """For each mode, compute the product of the other modes' rows, then step along it."""
+        """Move each mode's row along the product of the other modes' rows."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that a row moves by at most `longest`, unless that is 0."""
+    """Return `step`, shortened so that rows move by at most `longest` (without limit if 0)."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
