@@ -14,7 +14,7 @@ from dpfact_flower.privacy import replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of cells in a dense patient, enough to expose a bound that grows with the number."""
+"""Number of cells in a dense patient, enough to expose norms that grow with the number."""
 
 
 class Patient(NamedTuple):
@@ -35,12 +35,12 @@ def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Pa
 
 
 def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
-    """Return the site with the given patients in place of its own."""
+    """Return a copy of the site with the given patients in place of the site's own."""
     return site_of(site.name, site.vocabularies, patients)
 
 
 def joined(site: SiteData, patients: Sequence[Patient], at: int = 0) -> SiteData:
-    """Return the site with additional patients, inserted at row `at`."""
+    """Return a copy of the site with additional patients, inserted at row `at`."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     return alone(site, [*own[:at], *patients, *own[at:]])
 
@@ -120,7 +120,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Named functions that return a patient to add. Patients who reach a bound come first."""
+"""Functions, keyed by name, that return a patient to add. Those that reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
@@ -152,7 +152,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Named functions that return global factors as a server might send them."""
+"""Functions, keyed by name, that return global factors as a server might send them."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -161,7 +161,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Named functions that return values as a site might have released them for the start."""
+"""Functions, keyed by name, that return values that a site might have released for the start."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:

@@ -1,14 +1,14 @@
-"""Test that a site's replies reveal no more to the best adversary than the ledger states.
+"""Test that a site's replies reveal no more to the strongest adversary than the ledger states.
 
 The adversary knows everything except whether a group of patients is present.
 
 The audit repeats a tiny site's run many times, with and without the group. Each repetition starts
 from an empty ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman &
-Pearson). For a Gaussian mechanism, this ratio is normal. Its means with and without the group are
-mu standard deviations apart. The audit compares its estimate of mu with the ledger's mu.
+Pearson). For a Gaussian mechanism, this ratio is normally distributed. The means with and without
+the group are mu standard deviations apart. The audit compares this mu with the ledger's.
 
-The group consists of identical patients, the canaries. The group is large enough to make the
-estimate's error small. With Gaussian noise, mu for k canaries is exactly k times the mu for one
+The group consists of identical patients, the canaries. The group is large enough for the estimate
+of mu to be accurate. With Gaussian noise, mu for k canaries is exactly k times the mu for one
 (Dong, Roth & Su 2022, Theorem 2.14). The audit checks that the canaries reach the largest allowed
 norm in every release.
 """
@@ -43,7 +43,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance, in standard deviations, between the two means if the ledger is correct."""
+"""Distance between the ratio's two means, in standard deviations, if the ledger is correct."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -59,8 +59,8 @@ class Estimate(NamedTuple):
 class _Game:
     """The data with and without the group of `canaries`, and everything the adversary knows.
 
-    For each release, `sums` holds the sum without the group, in grid units, and the group's part,
-    in standard deviations of the noise.
+    For each release, `sums` holds the sum without the group, in grid units, and the group's
+    contribution, in standard deviations of the noise.
     """
 
     target: AuditTarget
@@ -77,8 +77,8 @@ def audit_likelihood(
     """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
 
     The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
-    second is the same difference for the worst release. The third is the smallest ratio, over all
-    releases, of a canary's norm to its bound.
+    second is the largest such difference of a single release. The third is the smallest ratio, over
+    all releases, of a canary's norm to the sensitivity.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -137,7 +137,7 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return the game for a tiny made-up site in a run with the settings' epsilon and bound."""
+    """Return the game for a tiny artificial site, with the epsilon and bound from the settings."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
     privacy = replace(  # equal costs, so that omitting any one release is noticed

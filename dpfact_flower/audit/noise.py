@@ -1,10 +1,10 @@
-"""Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
+"""Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
-bounds. A test at bound 1 alone would not notice code that uses the variance instead. The audit
-looks for correlated noise within a release, and between rounds, jobs and sites. It also compares
-the two answers of a site that loses its state in between. Noise is compared at every offset, so a
-restarted random number generator is noticed.
+bounds. A test with only a bound of 1 would not notice code that uses the variance instead. The
+audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
+also compares two answers between which a site has lost its state. Noise is compared at every
+offset, so a restarted random number generator is noticed.
 """
 
 import math
@@ -24,11 +24,11 @@ from dpfact_flower.tensor import Floats
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
-"""Smallest number of value pairs for which a correlation is tested."""
+"""Minimum number of value pairs for which a correlation is tested."""
 _LEAST_COMPARED = 5
-"""Fewest values to compare. By chance, all five are equal in only one of 907**5 pairs."""
+"""Minimum size of compared releases. Five values match by chance in only one of 907**5 pairs."""
 _MOST_VALUES = 20_000
-"""Largest number of values per release in a correlation, which is enough to find any reuse."""
+"""Maximum number of values per release in a correlation, enough to find any reused noise."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Run one round with one transcript in as many jobs as needed for `values` values."""
+    """Run one round with one transcript, in as many jobs as `values` values require."""
     factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
     transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))

@@ -22,7 +22,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site import answer
 
 _PATIENTS = 200
-"""Largest number of patients in an audit. All patients are processed by the same code."""
+"""Maximum number of patients in an audit. The same code processes every patient."""
 
 
 def audit(
@@ -65,7 +65,7 @@ def audit(
     if folder:
         work["state"] = lambda: audit_state(folder)
     findings: list[Finding] = []
-    # Each audited run creates a ledger, and an active log would warn of each one.
+    # Each audited run creates a ledger, and an active log would contain a warning for each.
     logger = logging.getLogger(answer.__name__)
     before, logger.disabled = logger.disabled, True
     try:
@@ -79,7 +79,7 @@ def audit(
 
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
-    """Check that only its owner can access a site's folder, and that the ledger is intact."""
+    """Check that only the owner can access a site's folder, and that the ledger is intact."""
     open_to_others = [
         fault
         for path in (folder.parent, folder, *folder.rglob("*"))

@@ -3,7 +3,7 @@
 Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
 sums are exact integers and may differ by at most the sensitivity. The difference must also equal
 the added patient's contribution. If not, another patient's contribution has changed. The added
-patients are chosen to reach the bound. If none reaches it, the audit has tested nothing and fails.
+patients are chosen to reach the bound. If none does, the audit has tested nothing and fails.
 """
 
 import math
@@ -82,7 +82,7 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Run a site's rounds in order, and return the sums before noise."""
+    """Run a site's rounds in order, and return the sums before noise is added."""
     world = SimulatedSite(transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 

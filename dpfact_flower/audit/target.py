@@ -56,7 +56,7 @@ class AuditTarget:
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
-        """Return a release's name, as shown in the findings."""
+        """Return a release's name as shown in the findings."""
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def transcript(

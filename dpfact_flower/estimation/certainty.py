@@ -2,8 +2,8 @@
 
 Let P be the releases, and let z be fresh noise with the same standard deviation as P's noise. Then
 the two halves, P + z and P - z, have independent noise, so fits to both halves can agree only
-because of the patients' data. If different random starts lead to the same phenotype, it probably
-exists in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
+because of the patients' data. A phenotype that is found from different random starts probably
+exists in other patients too. docs/explanation/certainty.md explains how far to trust the estimate.
 """
 
 import math
@@ -22,30 +22,30 @@ from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.cp import alike, match_columns
 
 SPLITS = 6
-"""Number of times that z is drawn."""
+"""Number of times that the noise z is drawn (see `halves`)."""
 _SURROGATES = 10_000
-"""Number of surrogate patients drawn for each half."""
+"""Number of surrogate patients drawn for each of the `halves`."""
 _MOST_CELLS = 16.0
-"""Largest number of cells in a typical surrogate patient. If real patients have more cells,
+"""Maximum number of cells in a typical surrogate patient. If real patients have more cells,
 surrogates get fewer codes in every mode."""
 _STEEP, _MIDDLE = 6.5, 2.7
 """Slope and offset of the logistic curve that maps `returns` to the chance of absence in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, _EVEN = 4.0, 0.5
 """Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
-patient has more cells than the first limit, the chance of absence is at least the second."""
+patient has more cells than the first limit, the chance of absence is set to at least the second."""
 _ITERATIONS = 20
-"""Number of iterations in the fit to a half's co-occurrences."""
+"""Number of iterations in a fit to one of the `halves`."""
 
 
 def typical_counts(
     releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
 ) -> list[float]:
-    """Return a typical patient's number of codes in each mode, or [] if pairs are too noisy.
+    """Return a typical patient's number of codes in each mode, or [] if the noise is too strong.
 
     `cross` is as in `code_counts`.
     """
-    if len(sizes) == 1:  # one mode alone does not show how many codes a patient has
+    if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
     counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes, cross)
     return counts if math.isfinite(math.prod(counts)) else []
@@ -54,11 +54,11 @@ def typical_counts(
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """Draw z `SPLITS` times, and yield the two halves for each draw, as matrices.
+    """Draw noise z `SPLITS` times, and yield each draw's halves P + z and P - z as matrices.
 
     `noise` is the standard deviation of the noise in each value of the sum of the packed releases.
-    The entries of a half have the same standard deviation, because its packed values have sqrt(2)
-    times the noise of the sum, and its entries have 1 / sqrt(2) times the noise of packed values.
+    The noise in a half's entries has the same standard deviation, because adding z multiplies it by
+    sqrt(2), and unpacking divides it by sqrt(2).
     """
     total = _sum(releases)
     for _ in range(SPLITS):
@@ -71,9 +71,9 @@ def half_patients(
     half: NDArray[np.float32], noise: float, counts: Sequence[float], sizes: Sequence[int],
     rank: int, rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Fit one half from a random start, and draw surrogate patients from the fit.
+    """Fit one of the `halves` from a random start, and draw surrogate patients from the fit.
 
-    If patients with `counts` codes have too many cells, surrogates get fewer codes.
+    If patients with `counts` codes would have too many cells, surrogates get fewer codes.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -91,10 +91,10 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return each phenotype's mean similarity (from 0 to 1) to its matches in `fits`.
+    """Return each phenotype's mean similarity (from 0 to 1) to the matching phenotypes in `fits`.
 
     `fits` contains one array per mode, of shape (fits, codes, phenotypes), with the fits to the
-    halves. The similarity of two phenotypes is the product of their cosines over all modes.
+    `halves`. The similarity of two phenotypes is the product of their cosines over all modes.
     """
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):

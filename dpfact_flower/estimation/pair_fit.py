@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
-is the site's usage of each column of F. Diagonals are not released and have no effect. Coordinate
-descent with exact steps updates the rows of F one by one, and then the usages of all sites. The
-product ``P_t F`` takes most of the time. It is computed once, and updated after each block of rows.
+is the site's usage (weight) of each column of F. Diagonals are not released and have no effect.
+Coordinate descent with exact steps updates F row by row, and then all sites' usages. The product
+``P_t F``, which takes most of the time, is computed once and updated after each block.
 """
 
 import math
@@ -58,7 +58,7 @@ def pairs_gram(F: Floats) -> Floats:
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """Return by how much the model reduces the squared error of the off-diagonal entries."""
+    """Return the amount by which the model reduces the squared error of off-diagonal entries."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
@@ -68,8 +68,8 @@ def fit(
     """Improve F and d alternately in at most `iterations` steps.
 
     A code stays in a factor only if the code contributes more than noise would. `threshold` is the
-    standard deviation of this noise per entry. The fit ends when the relative change in `explained`
-    in one step is below `settled`.
+    standard deviation of this noise in one entry. The fit ends when the relative change in
+    `explained` in one step is below `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

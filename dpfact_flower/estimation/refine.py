@@ -3,13 +3,13 @@
 Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'``, with
 its own noise. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K is
 the Khatri-Rao product of the other modes' factors, and H is the element-wise product of their Gram
-matrices. If there were no noise, the mode's best factor F would minimise
-``tr(F (G_t * H) F') / 2 - <M_t, F>``. Processing releases spends no budget.
+matrices. If there were no noise, the mode's best factor F would minimise the sum over t of
+``tr(F (G_t * H) F') / 2 - <M_t, F>``. Post-processing spends no budget.
 
-Sites are weighted by their estimated usage so that other sites' noise does not hide a phenotype
-that occurs at only one site. As in the paper, the update is elastic: the factor is pulled toward
-the previous global factor. The pooled quadratic is minimised one column at a time, with a soft
-threshold proportional to the noise.
+Sites are weighted by their estimated usage of a phenotype so that other sites' noise does not hide
+a phenotype that occurs at only one site. As in the paper, the update is elastic: the factor is
+pulled toward the previous global factor. The pooled quadratic is minimised one column at a time,
+with a soft threshold proportional to the noise.
 """
 
 import math
@@ -28,8 +28,8 @@ _LEAST_WEIGHT = 0.02
 """Relative weight of a site that does not seem to use a phenotype."""
 _FLOOR = 500.0
 """Smallest pull toward the previous factor, in standard deviations of the noise in a column's
-energy. With this pull, a noisy statistic moves a weak phenotype only a little, so that several
-rounds average out the noise."""
+energy (total usage). With this pull, a noisy statistic moves a weak phenotype only a little, so
+that several rounds average out the noise."""
 _LEAST = 1e-9  # smallest column energy or norm to divide by
 
 
@@ -98,7 +98,7 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Pool the sites' noisy problems into one convex problem. For arguments, see `refine_factor`.
+    """Pool the sites' noisy problems into one convex problem. Arguments are as in `refine_factor`.
 
     If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0, 1], and
@@ -148,9 +148,9 @@ def site_weights(usage: Floats, noise: float) -> Floats:
     """Return a weight of at most 1 for each residual, by site and phenotype.
 
     A residual and its variance across patients both grow with usage. Therefore weights of
-    ``usage / (usage + noise)`` give the best signal-to-noise ratio. These weights are equal if
-    there is little noise, and form a matched filter if there is much. `noise` is the variance of
-    the noise in one column of a site's statistic. The variance is comparable to usage, because
+    ``usage / (usage + noise)`` give the best signal-to-noise ratio. If noise is negligible, these
+    weights are equal. If noise dominates, they form a matched filter. `noise` is the variance of
+    the noise in one column of a site's statistic. This variance can be compared with usage, because
     residuals have norms up to 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
@@ -179,7 +179,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Make `tau` passes over all columns. Each step minimises the function over one column."""
+    """Make `tau` passes over all columns. Each step minimises the `Quadratic` over one column."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):

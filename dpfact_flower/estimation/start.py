@@ -1,6 +1,6 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
-All sites' matrices are fitted at once (`pair_fit`). Because the problem is not convex, the server
+All sites' matrices are fitted jointly (`pair_fit`). Because the problem is not convex, the server
 compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
 and then to the separate matrices. A *grown* candidate gains factors where the residual is largest.
 Let P be the releases, and let z be fresh noise with the same standard deviation. Candidates are
@@ -36,22 +36,22 @@ from dpfact_flower.tensor import Factors, Floats
 
 _logger = logging.getLogger(__name__)
 _APART = 20
-"""Largest number of sites that are fitted separately. The releases of more sites are summed into
-this many groups, which bounds time and memory (docs/explanation/start.md)."""
+"""Maximum number of sites that are fitted separately. The releases of more sites are summed in this
+many groups, which limits time and memory (docs/explanation/start.md)."""
 _RESTARTS = 6
 """Number of random candidates."""
 _POOLED, _JOINT, _LAST = 20, 10, 30
-"""Largest numbers of iterations: for a random candidate on the sum over sites, for any candidate on
-all sites, and for the best candidate on the releases."""
+"""Maximum numbers of iterations in fitting a random candidate to the sum over sites, any candidate
+to all sites, and the best candidate to the releases."""
 _SETTLED = 1e-4
-"""The last fit ends when an iteration changes the explained part by less than this share."""
+"""The last fit ends when an iteration changes `explained` by less than this fraction."""
 _THRESHOLD = 1.0
-"""Soft threshold in a fit to all sites, in standard deviations of an entry's noise. A threshold of
-2 loses faint phenotypes in real data, and refinement cannot restore lost phenotypes."""
+"""Soft threshold in a fit to all sites, in standard deviations of an entry's noise. With a
+threshold of 2, faint phenotypes in real data are lost, and refinement cannot restore them."""
 _SPLIT = 0.5
-"""Deviation of the fresh noise in the data to which candidates are fitted, relative to the noise of
-the releases. One half makes the total noise 1.12 times as large. The fresh noise in the test data
-has the inverse deviation."""
+"""Standard deviation of the fresh noise in the data to which candidates are fitted, relative to the
+releases' noise. A value of 0.5 makes the total noise 1.12 times as large. For the fresh noise in
+the test data, the inverse is used."""
 _LEAST = 1e-6
 """Value that is added to every entry so that no column is empty."""
 _USAGE_SWEEPS = 50
@@ -79,7 +79,7 @@ def start_factors(
     sigma: float,
     rng: np.random.Generator,
 ) -> Start:
-    """Fit factors to all sites' packed co-occurrences (noise of standard deviation `sigma`)."""
+    """Fit factors to the sites' packed co-occurrences with noise of standard deviation `sigma`."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases)
     with one_blas_thread:  # sums must not depend on the machine
@@ -93,7 +93,7 @@ def start_factors(
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Return estimates of a site's usage of each phenotype, and their standard deviations.
+    """Return estimates of a site's usage of each phenotype, and the estimates' standard deviations.
 
     Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
@@ -163,7 +163,7 @@ def _candidates(sites: Sites, rank: int, noise: float) -> list[_Candidate]:
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
-    return [growth] + [random] * _RESTARTS  # the longest first
+    return [growth] + [random] * _RESTARTS  # the slowest comes first
 
 
 def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
@@ -181,19 +181,19 @@ def _restore_empty(fitted: Model, before: Model) -> Model:
 
 
 # A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` for the residuals R_t,
-# under a soft threshold. Exact updates of f and d alternate, from several directions at once.
+# under a soft threshold. Exact updates of f and d alternate in several parallel searches.
 
 _STEP, _SWEEPS = 2, 4
-"""Largest number of factors added in a step, and number of iterations on all factors per step."""
+"""Maximum number of factors added per step, and number of iterations that then fit all factors."""
 _GROWTH_THRESHOLD, _LOWER = 2.0, 0.7
 """Soft threshold in standard deviations of an entry's noise, and its multiplier after a step that
-finds no new factor. A threshold of 2 suits distinct phenotypes under much noise."""
+finds no new factor. A threshold of 2 suits distinct phenotypes in strong noise."""
 _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
 """Fractions of the threshold, tried in order until a new factor is not empty."""
 _TRIES, _POWER = 4, 15
-"""Number of random directions in addition to one per site, and largest number of iterations."""
+"""Number of searches in addition to one per site, and maximum number of iterations."""
 _POWER_SETTLED = 0.01
-"""A search ends when no direction's gain changes by more than this fraction of the largest gain."""
+"""A search ends when no error reduction changes by more than this fraction of the largest one."""
 _UNLIKE = 0.5
 """Largest cosine between two factors that one search may add."""
 
@@ -224,7 +224,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` best explains the residual.
+    """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits the residual.
 
     The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
     `most` dissimilar factors, best first.
@@ -244,9 +244,9 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Return directions, usages and gains from power iterations that start in random directions.
+    """Return directions, usages and gains (error reductions) of randomly started power iterations.
 
-    `_TRIES` searches start with equal usages. One search per site starts with usage only there.
+    `_TRIES` searches start with equal usages, and one per site with usage only at that site.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -271,7 +271,7 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """Return ``(P_t - F diag(d_t) F^T) X`` without the diagonal, shape (T, codes, columns)."""
+    """Return ``(P_t - F diag(d_t) F^T) X`` without the diagonal, shape (sites, codes, columns)."""
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F

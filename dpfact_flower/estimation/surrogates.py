@@ -22,16 +22,16 @@ from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
 """Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
-`_DOUBTED` if all masses are shifted by `_DEVIATIONS` standard deviations of their noise."""
+`_DOUBTED` if masses (see `code_counts`) are shifted by `_DEVIATIONS` deviations of their noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""
 _UNRELATED = 0.5
 """Chance that two codes are treated as unrelated in a patient with very many codes."""
 _CHUNK = 2_000
-"""Number of surrogates drawn at a time. It is also the number of values in memory per code."""
+"""Number of surrogates drawn at a time, and thus the number of values in memory per code."""
 _MOST_CELLS, _MOST_CODES = 64, 8
-"""Largest numbers of cells per surrogate, and of codes per surrogate and mode."""
+"""Maximum numbers of a surrogate's cells, and of a surrogate's codes in each mode."""
 _SETTLING = 50
 
 
@@ -46,7 +46,7 @@ def surrogates_of(
     is true, patients may have any number of codes.
     """
     sizes = [len(factor) for factor in start.factors]
-    if len(sizes) == 1:  # one mode alone does not show how many codes a patient has
+    if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return None
     total = unpack([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)
@@ -54,7 +54,7 @@ def surrogates_of(
     most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
     limits = (math.inf, math.inf) if any_cells else (_FEW_CELLS, _DOUBTED)
     if not (math.prod(counts) <= limits[0] and math.prod(most) <= limits[1]):
-        return None  # also for masses that overflow and counts that are NaN
+        return None  # also if masses overflow or counts are NaN
     used = start.stacked * start.usage.sum(axis=0)
     with one_blas_thread:  # no result depends on the number of threads
         model = used.astype(np.float32) @ start.stacked.T.astype(np.float32)
@@ -81,8 +81,8 @@ def surrogate_patients(
     Each combination of a patient's codes, one per mode, is a cell with value 1.
     """
     offsets = np.cumsum([0, *sizes])
-    # With some chance, a code is drawn by frequency alone, so that no code excludes another. Naive
-    # Bayes relates all codes, but a patient with many codes has several conditions.
+    # With probability `chance`, a code is drawn by frequency only, so that no code excludes
+    # another. Naive Bayes relates all codes, but a patient with many codes has several conditions.
     chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
     frequency, given = _conditionals(pairs, offsets, chance)
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
@@ -126,7 +126,7 @@ def code_counts(
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return how often each code occurs with codes from other modes, and P(row | column)."""
+    """Return how often each code occurs with other modes' codes, and P(row code | column code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):
@@ -163,7 +163,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return a row for each combination of a patient's codes: patient, and one code per mode."""
+    """Return one row for each combination of a patient's codes: the patient and a code per mode."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]

@@ -1,8 +1,8 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-Costs are exact for full-batch Gaussian noise, under the neighbouring relation that the sensitivity
-assumes. Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath &
-Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+Costs are exact for full-batch Gaussian noise. The neighbouring relation is that of the sensitivity.
+Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in DPFact), Canonne, Kamath & Steinke
+2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
 
 import math
@@ -19,20 +19,20 @@ GAUSSIAN_DP = "Gaussian DP, exact"
 GAUSSIAN_DP_DISCRETE = "Gaussian DP, discrete noise"
 RDP = "RDP"
 
-# Root brackets are exact in real arithmetic, and this margin keeps them valid in floating point.
+# Margin that keeps the brackets around roots valid despite floating-point rounding errors.
 SLACK = 1e-12
-# Bound on how much discrete Gaussian noise weakens the guarantee of rounded Gaussian noise. It is
-# absolute for epsilon and relative for delta. For d values, a lemma in docs/explanation/noise.md
-# gives a bound of (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
+# Bound on the effect of using discrete instead of rounded Gaussian noise, absolute for epsilon and
+# relative for delta. For d released values, a lemma in docs/explanation/noise.md gives a bound of
+# (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
 DISCRETE_SLACK = 1e-6
 # The lemma holds within these limits on the number of released values, epsilon and delta.
 _MOST_DISCRETE_VALUES = 2_000_000_000
 _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
-# Keeps a logarithm finite if two terms become equal in floating point (mu below 1e-15).
+# Keeps a logarithm's argument above 0 if two terms cancel in floating point (mu below 1e-15).
 _TINY = 1e-300
-# RDP orders. Opacus' own list stops at 63, which is too low for small costs. Above 1029, the
-# binomials that Opacus computes for subsampled steps overflow.
+# RDP orders. Opacus' own list stops at 63, which is too low for small costs. For orders above 1029,
+# the binomials that Opacus computes for subsampled steps overflow.
 RDP_ORDERS: tuple[float, ...] = (
     *(1 + x / 10 for x in range(1, 100)),
     *range(12, 64),
@@ -55,7 +55,7 @@ def epsilon_proposition_2_8(rho: float, delta: float) -> float:
 
 
 def rho_for_epsilon(epsilon: float, delta: float) -> float:
-    """Return the largest rho whose `epsilon_proposition_2_8` is at most `epsilon`."""
+    """Return the largest rho for which `epsilon_proposition_2_8` is at most `epsilon`."""
     target, log_inverse = positive("epsilon", epsilon), log_of_inverse(delta)
     return (target / (math.sqrt(log_inverse + target) + math.sqrt(log_inverse))) ** 2
 
@@ -69,7 +69,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     increases with alpha, so epsilon has one minimum. An inexact root still gives a valid epsilon.
     """
     log_inverse = log_of_inverse(delta)
-    x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # guarantees a slope >= 0
+    x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, the slope is >= 0
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, x)
@@ -79,7 +79,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return Opacus' epsilon from Renyi DP (Mironov 2017), with cost alpha rho at order alpha."""
+    """Return Opacus' epsilon from Renyi DP (Mironov 2017), if order alpha costs alpha rho."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -92,13 +92,13 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
     log_delta = -log_of_inverse(delta)
     if log_delta_gaussian(mu, 0.0) <= log_delta:
         return 0.0
-    # At `high`, the first of two terms equals `delta`, so their difference is smaller than `delta`.
+    # At `high`, the first term in `log_delta_gaussian` equals `delta`, so the result is smaller.
     high = mu * (mu / 2 - float(ndtri(delta))) * (1 + SLACK)
     return root_of(lambda e: log_delta - log_delta_gaussian(mu, e), 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return epsilon for `count` values in total, released with noise from `privacy.noise`.
+    """Return the epsilon of releases with `count` values in total and noise from `privacy.noise`.
 
     For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
     `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite where the proof does
@@ -111,11 +111,11 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
 
 
 def mu_for_epsilon(epsilon: float, delta: float) -> float:
-    """Return the largest mu whose `epsilon_gaussian` is at most `epsilon`."""
+    """Return the largest mu for which `epsilon_gaussian` is at most `epsilon`."""
     target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
-    # Bounds as in `epsilon_gaussian`. Of two equivalent formulas, use the one without cancellation.
+    # `low` follows from the bound in `epsilon_gaussian`; use the formula without cancellation.
     low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     high = 2 * low
     while log_delta_gaussian(high, target) < log_delta:

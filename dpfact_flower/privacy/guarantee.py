@@ -19,9 +19,9 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_
 
 
 def rounded_up(epsilon: float) -> str:
-    """Format an epsilon with four digits, rounded up, so that the text never overstates privacy.
+    """Format an epsilon with four digits, rounded up so that the text never overstates privacy.
 
-    A float64 rounding error alone does not raise the last digit.
+    A rounding error in float64 arithmetic does not by itself raise the last digit.
     """
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
@@ -110,7 +110,7 @@ class Guarantee:
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
 """A function that computes epsilon for one site's releases and a given delta, or raises a
-`MissingDependencyError` if the package that it needs is missing."""
+`MissingDependencyError` if a required package is missing."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
 """Accountants for second opinions, keyed by the name printed with each figure. A site's decisions
 never depend on these accountants."""
@@ -119,10 +119,10 @@ never depend on these accountants."""
 def account(
     events: Sequence[ReleaseEvent], delta: float, *, second_opinions: bool = False
 ) -> Guarantee:
-    """Compose one site's releases, all of which may involve the same patient.
+    """Add up the costs of one site's releases, all of which may involve the same patient.
 
-    All releases must have the same unit and neighbouring relation. If
-    `second_opinions` is true, figures from all `accountants` with installed packages are included.
+    All releases must have the same unit and neighbouring relation. If `second_opinions` is true,
+    figures are included from all `accountants` whose packages are installed.
     """
     if not events:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -136,10 +136,10 @@ def account(
     replacing: dict[str, float] = {}
     if neighbours == "add-remove":
         # Replacing a record means removing one record and adding another. By the triangle
-        # inequality, a sum over patients moves by at most twice the sensitivity. The cost is 4 rho
-        # in zCDP and 2 mu in Gaussian DP, as for group privacy with two patients (Bun & Steinke
-        # 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack for discrete noise does not depend
-        # on data.
+        # inequality, a sum over patients changes by at most twice the sensitivity. The cost is 4
+        # rho in zCDP and 2 mu in Gaussian DP, as for group privacy with two patients (Bun & Steinke
+        # 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack for discrete noise stays the same,
+        # because it does not depend on the data.
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)
@@ -196,8 +196,8 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Text about facts that a simulation in patient mode takes from the data without noise. A single
-patient can change these facts unless public code lists and `patients` are given."""
+"""Texts that name the facts that a patient-mode simulation takes from the data without noise. A
+single patient can change these facts unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors, which stay at the site without noise.",
     "Results computed from these factors, even if a simulation shows them: errors, use by site, "

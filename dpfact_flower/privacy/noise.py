@@ -2,11 +2,11 @@
 
 Floating-point noise leaks information through its low bits (Mironov 2012). This module uses integer
 arithmetic, so its samples have exactly the distribution in the proof: P(n) is proportional to
-exp(-n**2 / (2 SIGMA**2)) on all integers n, without truncation or rounding.
+exp(-n**2 / (2 SIGMA**2)) for all integers n, without truncation or rounding.
 
-The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. The proposals are discrete
-Laplace values with scale `SIGMA`, which is a power of two. Every exponent is therefore a binary
-fraction, and every coin flip compares two integers. No number exceeds 2**49.
+The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. This rejection sampler
+proposes discrete Laplace values with scale `SIGMA`, a power of two. Every exponent is therefore a
+binary fraction, and every coin flip compares two integers. No number exceeds 2**49.
 
 The random bytes form one stream of bits, lowest bit first. If the bits run out during a draw, the
 buffer is refilled, and the draw is repeated from its first bit. Values therefore never share bits.
@@ -32,16 +32,16 @@ def discrete_gaussian(
 ) -> NDArray[np.int64]:
     """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation 2**bits.
 
-    `random_bytes` is `os.urandom`, or a seeded source in simulations. A sample uses about 24 bytes.
-    The values depend only on the stream of bytes, not on `at_once`, the number of 64-bit words read
-    at a time. Only the tests use fewer than 24 bits.
+    `random_bytes` is `os.urandom`, or a seeded source in simulations. Each sample uses about 24
+    random bytes. The values depend only on the stream of bytes, not on `at_once`, the number of
+    64-bit words read at a time. Only tests set `bits` below 24.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
     done, position = 0, 0
     while done < len(samples):
         fresh = np.frombuffer(random_bytes(8 * at_once), "<u8").astype(np.uint64)
-        # Keep the tail, whose bits belong to the incomplete draw.
+        # Keep the last words, whose bits belong to the incomplete draw.
         words = np.concatenate([words[position // 64 :], fresh])
         done, position = _fill(samples, done, bits, words, position % 64)
     return samples
@@ -118,7 +118,7 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
             high += 1
         size = low + (high << bits)
         negative = _one_in(2, words, cursor)
-        if size > 0 or not negative:  # otherwise zero would occur twice as often
+        if size > 0 or not negative:  # otherwise zero would occur too often
             return -size if negative else size
 
 

@@ -37,7 +37,7 @@ class Noise:
     def from_seed(cls, *key: int) -> Noise:
         """Make a source of repeatable noise for simulations, marked "seeded: not private".
 
-        `key` lists the seed, site and round. If the site were missing, sites would add equal noise.
+        `key` lists the seed, site and round. The site is included so that sites' noise differs.
         """
         # The key is hashed, because NumPy treats [7] and [7, 0] as the same seed and splits large
         # integers.

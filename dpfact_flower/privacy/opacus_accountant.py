@@ -1,8 +1,8 @@
 """Provide a zCDP accountant for Opacus.
 
 Importing this module imports Opacus and therefore torch. Once `register` has been called, Opacus
-accepts the name ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(...,
-accountant="zcdp")``.
+accepts the name ``"zcdp"``, as in ``PrivacyEngine(accountant="zcdp")`` or
+``get_noise_multiplier(..., accountant="zcdp")``.
 
 A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. The tight conversion
 over all orders turns this cost into epsilon. Under zCDP, subsampling does not reduce the cost. If
@@ -29,19 +29,19 @@ except ImportError:
     raise MissingDependencyError(
         "Opacus is not installed; install it with: pip install 'dpfact-flower[opacus]'"
     ) from None
-finally:  # undo Opacus' setup of the root logger, which would print our lines twice
+finally:  # undo Opacus' setup of the root logger, which would print our log lines twice
     _root.handlers[:] = _handlers
     _root.setLevel(_level)
 
 MECHANISM = "zcdp"
-# Rounding: a sample rate of 1 may be computed as 1/batches * accumulated steps.
+# Tolerance for rounding errors: a rate of 1 may be computed as 1/batches * accumulated steps.
 _ROUNDING = 1e-9
 
 Step = tuple[float, float, int]
 
 
 class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
-    """An Opacus accountant based on zCDP. Neighbours differ by one added or removed sample."""
+    """A zCDP accountant. Neighbouring data sets differ by one added or removed sample."""
 
     def __init__(self) -> None:
         self.history: list[Step] = []  # as in Opacus' accountants; set by Opacus' calibration
@@ -70,7 +70,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             for noise, rate, steps in history
         )
         epsilon, _ = analysis.get_privacy_spent(orders=RDP_ORDERS, rdp=costs, delta=delta)
-        return max(0.0, float(epsilon))  # negative if delta alone is enough
+        return max(0.0, float(epsilon))  # negative if delta alone suffices
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)

@@ -25,11 +25,11 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     The solver is permutation SGD. The claim (Wu et al. 2017) assumes that the loss is L-Lipschitz,
     beta-smooth and convex in all updated variables, that eta <= 2/beta, and that each pass visits
     every entry once. The visiting order and the start must not depend on the data. Clipping each
-    entry's data gradient to `clip` enforces L for any loss, but the other assumptions do not hold.
-    The joint pass over the factors is not convex, and the l2,1 step couples all patients. Factors
-    are carried over from round to round without noise. If a zero becomes a one, the length of the
-    pass changes. Sampled zeros may repeat, and the step size adapts to the data. The returned value
-    therefore only sets the scale of the noise and bounds nothing.
+    entry's data gradient to `clip` enforces the constant L for any loss, but the other assumptions
+    do not hold. The loss is not convex in all factors jointly, and the l2,1 step couples all
+    patients. Factors are carried over from round to round without noise. If a zero becomes a one,
+    the length of the pass changes. Sampled zeros may repeat, and the step size adapts to the data.
+    The returned value therefore only sets the scale of the noise and bounds nothing.
     """
     return 2 * tau * clip * eta
 

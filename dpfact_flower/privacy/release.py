@@ -1,4 +1,4 @@
-"""Define a `Release`, the data that leaves a site, and the `ReleaseEvent`s that give its cost.
+"""Define a `Release`, the data that leaves a site, and the `ReleaseEvent`s that state the cost.
 
 A `Release` is the only type that the Flower client puts into a message. A release has one immutable
 event per perturbed array, and events contain no information about the data. Only functions in
@@ -131,10 +131,10 @@ class Release:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
-    """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
+    """A site's contribution to a secure sum, with its noise. Only masked shares leave the site.
 
     `values` holds one slot after another, in units of the noise grid. `events` gives the cost of
-    these values. Their sum with any other sites' values has the same cost.
+    these values' sum with the other sites' values, which the server learns.
     """
 
     values: NDArray[np.int64]
@@ -147,7 +147,7 @@ class Share:
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release from masked bytes. Events are empty, because the `Share` was charged."""
+    """Make a release from masked bytes, without events, because the `Share` was charged."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 

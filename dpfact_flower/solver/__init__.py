@@ -1,4 +1,4 @@
-"""Local solvers, which compute a site's factors from its own data. They add no noise."""
+"""Local solvers, which compute a site's factors from the site's data and add no noise."""
 
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.objective import LocalProblem, LocalResult

@@ -1,4 +1,4 @@
-"""Exact block updates over all cells, for psgd's objective, without samples or a step size.
+"""Minimise psgd's objective by exact block updates over all cells, without sampling or step sizes.
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
 Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
@@ -6,8 +6,8 @@ An update needs the mode's MTTKRP (`product`), the Hadamard product of the other
 matrices (`q`), and the smallest allowed value (`floor`): 0 for non-negative factors, and minus
 infinity otherwise.
 
-If a phenotype's column of A becomes zero, its feature columns depend only on their anchors. The
-column of A becomes non-zero again only if its gradient then has a norm above mu.
+If a phenotype's column of the patients' factor A becomes zero, its feature columns depend only on
+their anchors. The column of A becomes non-zero again only if its gradient's norm exceeds mu.
 """
 
 import math
@@ -30,8 +30,8 @@ _SWEEPS = 2
 """Number of column sweeps over a feature factor per MTTKRP, which takes far longer than a sweep."""
 
 _PATIENT_SWEEPS = 4
-"""Number of column sweeps over A per MTTKRP. If A stays far from its optimum, phenotypes are split
-in the feature factors."""
+"""Number of column sweeps over A per MTTKRP. If A stays far from its optimum, single phenotypes
+become split in the feature factors."""
 
 _REFIT_SWEEPS = 30
 """Number of column sweeps over A that suffice for convergence if the feature factors are fixed."""
@@ -40,7 +40,7 @@ _PANEL = 8  # number of columns whose gradients come from one matrix product
 
 _RTOL = 1e-6
 """Eigenvalues below this fraction of a Gram matrix's largest eigenvalue are treated as 0, because
-sums in float32 are no more precise."""
+sums in float32 have no higher precision."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:
@@ -135,7 +135,7 @@ def update_patients(
 def fitted_patients(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float32]:
-    """Fit the rows of all patients by least squares, with the feature factors fixed."""
+    """Fit all patients' rows by least squares, with the feature factors fixed."""
     patients = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
     floor = 0.0 if nonnegative else -np.inf
     with one_blas_thread:

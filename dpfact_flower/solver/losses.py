@@ -93,7 +93,7 @@ poisson = Loss(
     nothing=lambda mean: mean,
 )
 bernoulli = Loss(
-    "bernoulli",  # m is the odds that the cell has a count
+    "bernoulli",  # m is the odds that the cell is not zero
     value=lambda x, m: np.log1p(m) - x * np.log(m + _EPS),
     gradient=lambda x, m: 1 / (1 + m) - x / (m + _EPS),
     nothing=lambda mean: mean / max(1 - mean, _EPS),

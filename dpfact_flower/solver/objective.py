@@ -28,7 +28,7 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Initial step size. The paper's bound assumes that it is at most `settings.eta`."""
+        """Initial step size. The paper's bound assumes a step size of at most `settings.eta`."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
@@ -40,7 +40,7 @@ class LocalResult:
     """C-contiguous factor matrices, the patients' factor first."""
     objective: tuple[float, ...]
     """Values of eq. (norm) at the start (after negative entries are set to 0 if `nonnegative`) and
-    after each pass or iteration. With ``zeros="none"``, psgd's loss covers only the non-zero cells.
+    after each pass or iteration. If ``zeros="none"``, psgd's loss covers only the non-zero cells.
     For losses other than the squared loss, the sum over zero cells is estimated; see `psgd`."""
     eta: float
     """Step size for the next round. The exact solver neither uses nor changes the step size."""
@@ -49,8 +49,8 @@ class LocalResult:
     grams: tuple[Array, ...]
     """Gram matrix of every factor; see `dpfact_flower.tensor.cp.gram`."""
     error: SquaredError | None = None
-    """Squared error, accurate to 1e-6 of the data's ||X||^2. psgd returns it only for the squared
-    loss. The exact solver measures it only over all cells."""
+    """Squared error, accurate to 1e-6 times ||X||^2. psgd returns this error only for the squared
+    loss. The exact solver measures the error only over all cells."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
@@ -61,7 +61,7 @@ def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. If `visits` is given, it weights the rows."""
+    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. If given, `visits` weights the rows."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)

@@ -1,27 +1,27 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
 Objective of a pass
-    Every visit to an entry pulls its feature rows towards their anchors, eq. (bj). Over a pass, the
-    pull on a row is therefore weighted by gamma times the number of entries in that row. In
-    eq. (norm), the weight is gamma alone.
+    Every visit to an entry pulls the entry's feature rows towards their anchors, eq. (bj). Over a
+    pass, the pull on a row is therefore weighted by gamma times the number of entries in that row.
+    In eq. (norm), the weight is gamma alone.
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the latter
-    is not finite. With `clip`, a rise is accepted if the loss is at most that of a constant model.
-    The solver repeats an undone pass with half the step size. After an accepted pass, the step size
-    grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the
-    anchors are far away.
+    is not finite. If `clip` is set, a rise is accepted if the loss is at most that of a constant
+    model. The solver repeats an undone pass with half the step size. After an accepted pass, the
+    step size grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm)
+    when the anchors are far away.
 
 Losses
     For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
     the entries is exact. In the sum over zero cells, only the part proportional to the model is
-    exact. The rest is estimated from zero cells that are drawn once.
+    exact. The remaining sum is estimated from zero cells that are drawn once.
 
     A likelihood's slope is unbounded where the model is close to zero. A visit therefore moves a
     row by at most the square root of the step size, which is the length of an implicit step from
     zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
-    are multiplied by the ratio of the squared lengths. With `clip`, neither this limit nor this
-    factor is applied, because paper mode's privacy claim assumes equal steps.
+    are multiplied by the ratio of the squared lengths. If `clip` is set, neither this limit nor
+    this factor is applied, because paper mode's privacy claim assumes equal steps.
 """
 
 import math
@@ -122,7 +122,7 @@ class _Site:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Make a pass with zero cells from `model`, then shrink A (Algorithm 1, lines 4 to 9)."""
+        """Make a pass with zero cells from `model`, then shrink A (lines 4 to 9 of Algorithm 1)."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -181,7 +181,7 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells, or over entries if not `zeros`, from sampled visits."""
+    """Estimate the loss over all cells (only entries if not `zeros`) from sampled visits."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

@@ -18,7 +18,7 @@ from dpfact_flower.tensor import Factors, SparseTensor
 _SGD_PULL = 0.3
 """Fraction of `relative_elastic` that psgd applies. One pass of psgd moves the factors less than an
 exact update does, so the full weight would be too strong. The fraction was tuned on the synthetic
-demo data and on half of the eICU demo."""
+demo data and on half of the eICU demo data."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Solver:
         """Return gamma in eq. (norm). Multiply a relative weight by the loss's curvature.
 
         If `steps` is true, the solver applies the weight at every visit to a row. For squared
-        errors, a relative weight is therefore divided by the mean number of visits per row. It is
-        also limited so that eta * gamma is at most 1/2.
+        errors, a relative weight is therefore divided by the mean number of visits per row. The
+        weight is also limited so that eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -116,9 +116,9 @@ def solve(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """Do a site's work in one round: make `settings.tau` passes that reduce eq. (norm).
+    """Do a site's work in one round: reduce eq. (norm) in `settings.tau` passes.
 
-    `LocalProblem` explains the arguments. Here, floats of any precision are accepted. Raise a
+    `LocalProblem` explains the arguments, which may be floats of any precision here. Raise a
     `DivergenceError` if no step size reduces the objective.
     """
     if tensor.nnz == 0:

@@ -1,6 +1,6 @@
 """Define CP models, their exact error on a sparse tensor, and the similarity of two models.
 
-Sums over all cells are computed in float64 from Gram matrices and the values at the non-zeros.
+Sums over all cells are computed in float64 from Gram matrices and values at the non-zeros.
 """
 
 from __future__ import annotations
@@ -207,10 +207,10 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components, complete for the smaller model.
+    """A one-to-one matching of two models' components that includes all of the smaller model's.
 
-    Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second.
-    Pairs are ordered by `truth`. `cosines` holds each pair's product of the cosines in all modes.
+    Pair p consists of the first model's component ``estimate[p]`` and the second's ``truth[p]``.
+    Pairs are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
     """
 
     estimate: NDArray[np.intp]

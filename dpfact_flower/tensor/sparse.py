@@ -157,7 +157,7 @@ class SparseTensor:
 
 
 class RMSE(NamedTuple):
-    """Root mean square errors over all cells, including zeros, and over the non-zeros alone.
+    """Root mean square errors over all cells, including zeros, and over only the non-zeros.
 
     `nonzeros` is None if it was not measured.
     """
@@ -184,7 +184,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return errors on a tensor, with `all_cells` at least `nonzeros` despite rounding."""
+        """Return the errors on a tensor. Rounding cannot make `all_cells` less than `nonzeros`."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 

@@ -1,7 +1,7 @@
 """Define requests and replies, and check them at both ends.
 
-Each message is a list of arrays and a flat config of scalars. `NumPyClient` and both generations of
-Flower strategies can use this format. Nothing else is ever sent.
+Each message is a list of arrays and a flat config of scalars. `NumPyClient`, the current strategy
+and the legacy strategy can use this format. Nothing else is ever sent.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from dpfact_flower.wire.secure import SecureStage
 
 PROTOCOL_VERSION = 4
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
-"""Advice in errors about unknown messages."""
+"""Advice at the end of errors about messages in an unknown format."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
 """Placeholder for an empty list, which Flower's layout would turn into an unreadable array."""
 MAX_FACTOR = 1e6
 """Largest entry of a feature factor in a message. With larger entries, a single cell could decide
 whether a solver succeeds."""
 MAX_STATISTIC = 1e15
-"""Largest value of a released statistic, above any sum over patients and safe in float32."""
+"""Largest valid value of a released statistic, above any sum over patients and safe in float32."""
 ROUND_TIMEOUT = "round-timeout"
 """Key in a preflight's config for the time limit of the next round, in seconds."""
 _ANSWERED = "answered"
@@ -49,16 +49,16 @@ _T = TypeVar("_T", str, int, float)
 class RoundRequest:
     """The server's request to a site for one round.
 
-    `seed` is public and determines the site's start and visiting order, never its noise.
+    `seed` is public and determines the site's initial values and visiting order, never its noise.
     `vocabulary` contains the comma-separated digests of the modes' vocabularies, or is empty if the
     digests are unknown. `anchors` (float32) contains the global feature factors, with one row per
     code and one column per phenotype, or is empty until there are factors. In mode "none", requests
     without factors ask for co-occurrences. If code lists are long, the first request asks for code
-    counts. `selection` (int32) contains the positions of each mode's selected codes, or is empty
-    if all codes are used. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives each
-    phenotype's usage in each slot, and the standard deviation of that usage's noise. `secure` is
-    the stage of a secure sum. `answered` maps each site to the last round in which the server
-    received the site's reply. `digest` and `terms` do not cover `secure` and `answered`.
+    counts. `selection` (int32) contains the positions of each mode's selected codes, or is empty if
+    all codes are used. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives the
+    estimated weight (usage) of each phenotype in each slot, and the estimate's standard deviation.
+    `secure` is the stage of a secure sum. `answered` maps each site to the last round in which the
+    server received the site's reply. `digest` and `terms` do not cover `secure` and `answered`.
     """
 
     job: str
@@ -138,15 +138,15 @@ class RoundRequest:
 
     @property
     def rule_name(self) -> str:
-        """Name of the rule, which defaults to the privacy mode's own rule."""
+        """Name of the server's rule, which defaults to the privacy mode's rule."""
         return self.rule or self.privacy.default_rule
 
     @cached_property
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state contains factors without noise. Noise planned for one set of settings
-        must not protect factors made with different settings.
+        A site's state contains factors without noise. Noise planned for one set of settings must
+        not be added to factors computed with another.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -204,7 +204,7 @@ class SiteReply:
         sender = f"reply of site {site!r}"
         received = _present(arrays)
         for place, (array, shape) in enumerate(zip(received, shapes, strict=False)):
-            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # vector as bytes
+            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # a packed vector
                 received[place] = unpack(array, shape[0], f"{sender}, array {place + 1}")
         shapes_got = [array.shape for array in received]
         if shapes_got != list(shapes):

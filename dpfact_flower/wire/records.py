@@ -1,8 +1,8 @@
 """Read and write requests and replies in Flower's records.
 
-Both generations of strategies use the layout of Flower's compatibility layer (`fitins`, `fitres`).
-A `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The names are copied here,
-because the Flower module that defines them has moved between versions.
+The current and the legacy strategy both use the layout of Flower's compatibility layer (`fitins`,
+`fitres`). A `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The records' names
+are copied here, because the Flower module that defines them has moved between versions.
 """
 
 from collections.abc import Mapping, Sequence

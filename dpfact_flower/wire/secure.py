@@ -34,10 +34,10 @@ class MemberKey(NamedTuple):
 class SecureStage:
     """A stage of a secure sum.
 
-    If a site is lost, another `attempt` follows with fewer sites. `members` lists all sites that
-    sent keys, sorted by name. `asked` lists the sites in this attempt or, in the stage
-    `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps each sender to
-    the share that the sender sealed for this site.
+    If a site is lost, a new `attempt` follows with fewer sites. `members` lists all sites that sent
+    keys, sorted by name. `asked` lists the sites in this attempt or, in the stage `keys`, the sites
+    whose keys are requested. In the stage `open`, `sealed` maps each sender to the share that the
+    sender sealed for the receiving site.
     """
 
     stage: Literal["keys", "sum", "open"]

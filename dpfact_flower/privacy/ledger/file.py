@@ -31,7 +31,7 @@ START = "0" * 64
 
 
 class ReleaseKey(NamedTuple):
-    """The identity of a request. Requests with equal identities always get the same bytes.
+    """The identity of a request. Requests with equal identities always get identical replies.
 
     `fingerprint` is the `data_tag` of the site's tensor, and `request` is the digest of the whole
     request.
@@ -63,11 +63,11 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One row of the ledger: a release without its bytes.
+    """One row of the ledger, without the released bytes.
 
-    `payload_kept` says whether the ledger has the bytes. `recorded` is the time of the request in
-    UTC, by the site's clock. `shapes` is empty if nothing left the site, and `events` is empty if
-    values left the site without noise.
+    `payload_kept` is true if the ledger stores the released bytes. `recorded` is the time of the
+    request in UTC, by the site's clock. `shapes` is empty if nothing left the site, and `events` is
+    empty if values left the site without noise.
     """
 
     number: int
@@ -100,7 +100,7 @@ class LedgerRow:
 
     @property
     def shared(self) -> bool:
-        """Whether the release is a share of a secure sum, whose values the ledger does not keep."""
+        """Whether the release is a share of a secure sum, whose values are not stored here."""
         return any(event.shared for event in self.events)
 
     @property
@@ -216,7 +216,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite and disk errors into this package's errors, with no values in the messages."""
+    """Convert SQLite and disk errors to this package's errors, whose messages contain no values."""
     try:
         with files.disk_errors(path):
             yield
@@ -229,25 +229,25 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file that notes the newest head. No job can have this name."""
+    """Return the path of the file that stores the newest head. No job can have this file's name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the head from the note, or None if the note is missing or unreadable (no fault)."""
+    """Return the head in the head file, or None if the file is missing or unreadable (no error)."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())
     return None
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Note the newest head. Failures are ignored, because the charge is already recorded."""
+    """Store the newest head. Failures are ignored, because the charge is already recorded."""
     with suppress(Exception), files.replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
 
 
-# If the data's hash had no key, anyone who knows all other patients' data could test whether a
-# given patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
+# If the data's hash had no key, anyone who knew all other patients' data could test whether a given
+# patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
 # continue, but all charges still count.
 
 

@@ -36,7 +36,7 @@ class Ledger:
     If a hash is wrong, all methods that read the ledger except `verify` raise an error.
 
     If `create` is true, a missing ledger is created. The caller must be sure that none existed
-    before, because a new one has its whole budget left. If `durable`, `charge` waits for the disk.
+    before, because a new ledger has no charges. If `durable` is true, `charge` waits for the disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -50,7 +50,7 @@ class Ledger:
             self._connection = open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
-        # Rows record this time, because the time of the charge depends on the patients' data.
+        # Rows record this time. The time of the charge would depend on the patients' data.
         self._opened = datetime.now(UTC)
 
     def __enter__(self) -> Self:
@@ -89,7 +89,7 @@ class Ledger:
         """Return whether exactly this release is recorded and may therefore be sent again.
 
         Raise a StateError if a different release is recorded for the round, if a later round of the
-        job was answered, or if the job was begun with other data.
+        job was answered, or if the job was begun with different data.
         """
         return self._has(self.rows(), key, terms, release)
 
@@ -101,7 +101,7 @@ class Ledger:
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
     def count(self) -> tuple[LedgerRow, ...]:
-        """Return all releases, so that a budget can be checked before `charge`.
+        """Return all rows, so that the budget can be checked before `charge` is called.
 
         `charge` fails if another process has made a charge since this call. The lock on the site's
         folder prevents such charges unless the platform has no locks or the lock file was deleted.
@@ -119,20 +119,20 @@ class Ledger:
     ) -> Head:
         """Record a release and its cost on disk so that the release may be sent.
 
-        Return the new head for the site's log. The ledger keeps the bytes of charged releases, but
-        only a hash of shares and of uncharged bytes. After an exception, nothing may be sent. A
-        late disk failure may leave the row behind, which wastes budget. Recording the same release
-        again has no effect. Refuse a release if its round is past, if the data has changed within
-        the job, or if a different release is recorded for the round. Refuse any new release if
-        another process has made a charge since `count` was called.
+        Return the new head for the site's log. The ledger stores the bytes of charged releases, but
+        only hashes of shares and of uncharged bytes. After an exception, nothing may be sent. If
+        the disk fails late, the row may remain, which wastes budget. Recording the same release
+        again has no effect. A release is refused if a later round was answered, if the data has
+        changed within the job, or if a different release is recorded for the round. Any new release
+        is refused if another process has made a charge since `count` was called.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
-        called just before the commit. If it raises an exception, nothing is charged.
+        called just before the commit. If `last_look` raises an exception, nothing is charged.
         """
         self._check_own()
         payload = pack(release.arrays)
-        # An EXCLUSIVE transaction waits for readers at its start. An IMMEDIATE transaction would
-        # wait at its end, after `last_look`.
+        # An EXCLUSIVE transaction waits for readers when it begins. An IMMEDIATE transaction would
+        # wait when it ends, after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
@@ -163,7 +163,7 @@ class Ledger:
         """Return all problems with the file, the hashes, the released bytes or the noted heads.
 
         `noted` is an earlier head, whose row must still exist unchanged. If `noted` is None, the
-        removal of the newest rows may go undetected. No problem's text contains a released value.
+        removal of the newest rows may go undetected. The returned texts contain no released values.
         """
         problems: list[str] = []
         try:
@@ -176,7 +176,7 @@ class Ledger:
                     problems.extend(_payload_problems(row, _payload_of(connection, row)))
                 if noted is not None:
                     problems.extend(_rolled_back(connection, noted))
-        except StateError as error:  # an unreadable page ends the search
+        except StateError as error:  # nothing after an unreadable page can be checked
             problems.append(str(error))
         return problems
 
@@ -220,7 +220,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether this release is recorded. Refuse other releases for an answered round."""
+        """Return whether this release is recorded. Refuse a different one for an answered round."""
         # Within a job, round numbers always increase.
         last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
@@ -246,7 +246,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check the ownership of the ledger and its journal, which could alter the ledger."""
+        """Check who owns the ledger and its journal, because a journal can alter the ledger."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 
@@ -286,7 +286,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if the bytes to keep are missing, or if they have changed."""
+    """Yield a problem if the bytes that should be stored are missing or have changed."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -320,7 +320,7 @@ def back_up(folder: Path, target: Path) -> Head:
 
 
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
-    """Restore a lost ledger from a backup, unless anything was charged after the backup.
+    """Restore a lost ledger from a backup, unless a charge was made after the backup.
 
     `noted` is the last head in the site's log. An existing ledger is never replaced.
     """

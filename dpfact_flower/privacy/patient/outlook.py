@@ -1,4 +1,4 @@
-"""Forecast, from public facts, a patient-mode run's outcome and the resources that it needs.
+"""Use public facts to forecast a patient-mode run's outcome and the resources that the run needs.
 
 The forecast is the chance that every model of a real cohort beats every fit to shuffled data
 (docs/results.md). The chance depends only on the *strength*, which is the signal times the square
@@ -16,22 +16,22 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the chance is one half, and slope of the chance's log-odds plotted against the
+"""Strength at which the chance is one half, and slope of the chance's log-odds as a function of the
 logarithm of the strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
 """Lowest strength at which the verdict is good."""
 _CLEAR = 1.5
-"""Signal above which distinct phenotypes are recovered, so that no run is called hopeless."""
+"""Signal above which no run is called hopeless, because distinct phenotypes are recovered."""
 _MANY_CODES = 2_000
-"""Total number of codes above which fewer are proposed, because the start becomes too large."""
+"""Total number of codes above which fewer codes are proposed, to limit the size of the start."""
 BYTES_A_VALUE = 48
 """Bytes of memory per released value, for one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Largest number of sites that the start treats individually, not in groups (`estimation`)."""
+"""Maximum number of sites that the start fits individually, not in groups (`estimation`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
-"""The server's memory in bytes per value, for each site's start, each site or group to which
-candidates are fitted, and working matrices."""
+"""The server's memory in bytes per value: for each site's reply, for each site or group to which
+candidates are fitted, and for working matrices."""
 _SURROGATE_BYTES = 80_000_000
 """The server's memory in bytes for surrogate patients, which are generated after the start."""
 _SENT_BITS, _MASKED_BITS = 12, 32
@@ -40,7 +40,7 @@ _SENT_BITS, _MASKED_BITS = 12, 32
 
 
 class Facts(NamedTuple):
-    """Public facts about a run. Unknown numbers are 0. `sizes` counts each mode's kept codes."""
+    """Public facts about a run (0 if unknown). `sizes` gives the number of kept codes per mode."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -68,7 +68,7 @@ class Facts(NamedTuple):
         """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
 
         The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. The noise comes from all sites, with a `bound` of 1.
+        column of the largest mode. The noise is that of all sites together, for a `bound` of 1.
         """
         if not self.known:
             return 0.0
@@ -77,10 +77,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity that could improve the forecast if it alone were changed.
+    """A quantity that could improve the forecast if no other quantity were changed.
 
-    `good` is the value that makes the verdict good, or 0 if none does. `chance` is the forecast
-    after doubling the quantity. The rank and the number of codes are halved instead.
+    `good` is the value that would make the verdict good, or 0 if no value would. `chance` is the
+    forecast after doubling the quantity or, for the rank and the number of codes, halving it.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -98,13 +98,13 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The forecast for a plan, from public facts alone. Unknown numbers are NaN.
+    """The forecast for a plan, based only on public facts. Unknown numbers are NaN.
 
-    `sentence` gives the verdict in plain words, with the changes that would help. `signal` compares
-    the number of patients per phenotype with the noise in the start. For I patients, R phenotypes,
-    n codes and T sites, `signal` is ``(I / R) / (sigma sqrt(2 n T))``. The denominator is the
-    noise's size, the largest eigenvalue of a random matrix. `chance` is the chance that every model
-    of a real cohort beats every null model. The most helpful `levers` come first.
+    `sentence` gives the verdict in plain words and lists the changes that would help. `signal`
+    compares the number of patients per phenotype with the noise in the start:
+    ``(I / R) / (sigma sqrt(2 n T))`` for I patients, R phenotypes, n codes, T sites and noise level
+    sigma. The denominator is a random matrix's largest eigenvalue. `chance` is the chance that
+    every model of a real cohort beats every null model. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -190,7 +190,7 @@ def _levers(
     # mu is nearly a power of epsilon. The epsilon at twice the mu gives the exponent.
     power = math.log(2) / math.log(twice / epsilon)
     needed = epsilon_gaussian_discrete(mu * lacking, delta, 1)
-    needed = needed if math.isfinite(needed) else 0.0  # outside the proof for discrete noise
+    needed = needed if math.isfinite(needed) else 0.0  # beyond the proof's limits
     codes, fewest = sum(facts.sizes), facts.rank * len(facts.sizes)
     fewer, root = math.floor(codes / lacking**2), math.sqrt(2)
     steep, gain = (1, 2.0) if facts.sharing else (2, root)
@@ -206,7 +206,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a value of `codes` for at most `most` codes. Short modes keep all codes."""
+    """Return a `codes` setting that keeps at most `most` codes. Short modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))

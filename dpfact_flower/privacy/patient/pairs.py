@@ -1,13 +1,13 @@
-"""Compute each patient's part of the start (co-occurrences of codes) with compiled code.
+"""Compute each patient's contribution to the start (co-occurrences of codes) with compiled code.
 
 X is the patient's slice of the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n)
 is the off-diagonal part of X_(n) X_(n)^T, and shows which codes of mode n occur with the same codes
 of the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
-norm 1, and blocks for two modes are multiplied by `CROSS`. Then all blocks together are scaled to
-norm 1.
+norm 1, and blocks for two different modes are multiplied by `CROSS`. Then all blocks together are
+scaled to norm 1.
 
-Only the total is kept from one patient to the next. Cells are sorted, so sums do not depend on the
-order of the data.
+Only the total is kept between patients. Cells are sorted, so sums do not depend on the order of the
+data.
 """
 
 import math
@@ -27,7 +27,7 @@ CROSS = 2.0
 def add_pairs(
     starts: Array, indices: Array, values: Array, offsets: Array, scale: float, total: Array
 ) -> None:
-    """Add each patient's part, scaled to norm `scale` and truncated toward zero, to `total`.
+    """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
 
     `starts` lists each patient's first cell, and `offsets` lists each feature mode's first code.
     Both lists end with the index after the last cell or code. `total` is the strict upper triangle
@@ -164,7 +164,7 @@ def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
 def _add(
     pairs: Array, bounds: Array, blocks: Array, codes: Array, everything: int, total: Array
 ) -> None:
-    """Add one patient's part to `total`, truncated toward zero."""
+    """Add one patient's contribution to `total`, truncated toward zero."""
     count, modes = bounds[-1], len(bounds) - 1
     for mode in range(modes):
         for low in range(bounds[mode], bounds[mode + 1]):

@@ -6,9 +6,9 @@ compute the same plan from the same settings.
 The budget is planned in Gaussian DP. First, epsilon and delta are reduced by the slack for discrete
 noise. Then mu is the largest value that the reduced epsilon and delta allow, and all releases
 together cost ``rho = mu^2 / 2``. If epsilon exceeds 500, tight zCDP is used, because the slack is
-not proven. With either method, `account` returns at most epsilon for the plan's releases.
+not proven there. With either method, `account` returns at most epsilon for the plan's releases.
 
-The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
+The rules below come from experiments on synthetic and real cohorts (docs/explanation/start.md).
 """
 
 import math
@@ -43,17 +43,17 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget for the start. The start decides which optimum is reached."""
+"""The start's share of the model's budget. The start determines which optimum is reached."""
 _ROUND = 4.0
 """Signal (of one refinement with the whole budget) required for each planned round."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
-"""Largest planned number of refinement rounds, and the rank above which the number decreases as
-1 / rank, because each round takes longer."""
+"""Maximum planned number of refinement rounds, and the rank above which this number decreases as
+``1 / rank``, because each round takes longer."""
 _BOUND, _WIDEST = 0.1, 1.0
-"""Smallest and largest planned norm to which a refinement's parts are clipped. Clipping gives less
-weight to patients whose data the model explains well. A bound of 1 clips few parts."""
+"""Lowest and highest planned bound on patients' contributions to a refinement. Clipping gives less
+weight to patients whose data the model explains well. A bound of 1 clips few contributions."""
 _WIDER = 0.1
-"""Ratio of the bound to signal * rank / codes. With more codes, parts have smaller norms."""
+"""Ratio of the bound to signal * rank / codes. With more codes, contributions are smaller."""
 _CLEAR = 1000.0
 """Refinements are averaged over rounds if the signal with the whole budget is below this value."""
 _MEMORY = 0.5
@@ -64,7 +64,7 @@ free release makes the site read patients' data, and the server sees how long re
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""
 _ROUNDING = 1 - 1e-12
-"""Factor that reduces the budget a little, so that rounding errors cannot cause an overrun."""
+"""Factor that reduces the budget slightly, so that rounding errors cannot cause an overrun."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
     `start_share` is the start's share of the budget that remains after the code counts. Every mode
-    is refined `refine_rounds` times, with patients' parts clipped to norm `bound`. The server
-    averages refinements over rounds, and `memory` is the weight of earlier rounds.
+    is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. The
+    server averages refinements over rounds, and `memory` is the weight of earlier rounds.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -118,7 +118,7 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a run in patient mode. `sizes` counts all codes, and `sites` is 0 if unknown.
+    """Plan a run in patient mode. `sizes` counts each mode's codes, and `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
     planned values, which also depend on `sites` and ``settings.patients``. The server sends these

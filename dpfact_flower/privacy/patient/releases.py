@@ -34,10 +34,10 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 class PlannedRelease:
     """One release in a plan.
 
-    `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` is the
-    largest norm of one patient's part. `sigma` is the standard deviation of each value's noise, in
-    real units. `rho` is the zCDP cost. The Gaussian-DP cost is ``sqrt(2 rho)``. In secure sums,
-    `count` is the number of values per slot, and `sharing` defines how sites share the noise.
+    `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` bounds the
+    norm of a patient's contribution. `sigma` is the standard deviation of each value's noise, in
+    units of the values. `rho` is the zCDP cost, and ``sqrt(2 rho)`` the Gaussian-DP cost. In secure
+    sums, `count` is the number of values per slot, and `sharing` defines how sites share the noise.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the server's question to `members` in an attempt at a secure sum."""
+        """Return the server's question to `members` in one attempt at a secure sum."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
@@ -90,8 +90,8 @@ class ReleaseKind:
     """A kind of release.
 
     `size` computes the number of values in a release. Its arguments are the number of codes in each
-    mode before selection, the number after selection, the mode, and the rank. If `clipped` is
-    true, a patient's part is clipped to the run's `bound`, and otherwise has a norm of at most 1.
+    mode before selection, the number after selection, the mode, and the rank. If `clipped` is true,
+    patients' contributions are clipped to the run's `bound`. If not, their norm is at most 1.
     `carries` names the fields that a request for this kind may carry in addition to the settings.
     """
 
@@ -151,20 +151,20 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. After
-    the noise is added, all steps are post-processing: the noisy integers are rounded to multiples
-    of a step (`step_of`) and converted to float32 in real units.
+    The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. All
+    later steps are post-processing: the noisy integers are rounded to multiples of a step
+    (`step_of`) and converted from grid units to float32 values.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
-    steps = (noisy + (1 << (fine - 1))) >> fine  # nearest step, halves up
+    steps = (noisy + (1 << (fine - 1))) >> fine  # to the nearest step; halves are rounded up
     size = bounded.sensitivity, bounded.sigma, len(noisy)
     event = ReleaseEvent(name, *size, "patient", "add-remove", PATIENT_CLAIM, noise.seeded)
     return replay([steps * _step(event)], [event])
 
 
 def step_of(release: Release) -> float:
-    """Return the step to which released values are rounded, in real units, or 0 if unknown."""
+    """Return the step to which released values are rounded, in their units, or 0 if unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -174,11 +174,11 @@ def _step(event: ReleaseEvent) -> np.float64:
 
 
 def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
-    """Add this site's part of the noise that all sites share.
+    """Add a site's part of the shared noise, and return the site's share of a secure sum.
 
-    The sum goes into the site's slot, and noise goes into all slots. The integers are not rounded,
+    The site's sum goes into one slot, and noise goes into all slots. The integers are not rounded,
     because a sum of rounded values would not be a function of the exact sum. The integers must be
-    masked before they leave the site. `bounded` must have the noise level of this site's part.
+    masked before they leave the site. The noise level of `bounded` must be that of one site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

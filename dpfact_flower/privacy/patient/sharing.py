@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-Each sum contains noise from at least `honest` sites that do not reveal it to the server. A site
-puts its statistic in one of the `slots` and noise in all slots, and the server learns each slot's
-total. Proof: ``docs/explanation/secure-sums.md``.
+Each sum contains the noise of at least `honest` sites that do not reveal their noise to the server.
+A site puts its statistic in one of the `slots` and noise in all slots, and the server learns each
+slot's total. The proof is in ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -15,7 +15,7 @@ from dpfact_flower.settings import PrivacySettings
 
 LEAST_SITES = 3
 _SLOTS = 2
-"""Default number of slots. A single slot loses phenotypes that occur at only one site."""
+"""Default number of slots. With a single slot, phenotypes of only one site are lost."""
 
 
 class Sharing(NamedTuple):
@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the sigma of one site's noise with which `honest` sites together reach `sigma`."""
+        """Return the noise level of one site if the noise of `honest` sites adds up to `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:

@@ -1,14 +1,14 @@
-"""Compute patient mode's statistics, which are sums of bounded parts over a site's patients.
+"""Compute patient mode's statistics, the sums of bounded contributions from a site's patients.
 
-The unit of privacy is one patient, with all cells in one slice of mode 0. Neighbouring data sets
-differ by one patient, who is present in only one of them. Each kind of release has its own
+The unit of privacy is one patient, that is, all cells in one slice of mode 0. Neighbouring data
+sets differ by one patient, who is present in only one of them. Each kind of release has its own
 statistic: `code_counts`, `cooccurrence` or `refinement`.
 
-The sensitivity bound holds for these reasons. A patient's part depends only on the patient's own
-cells and on public values (settings and earlier releases). The part's L2 norm is at most the
-sensitivity. Truncating the part toward zero to an integer grid cannot increase its norm. Parts are
-added exactly, as integers, so adding or removing a patient changes the total by that patient's
-part. Before truncation, each part is multiplied by 1 - 1e-9, which outweighs rounding errors.
+The sensitivity bound holds for these reasons. A contribution depends only on the patient's own
+cells and on public values (settings and earlier releases). A contribution's L2 norm is at most the
+sensitivity, and truncation toward zero to an integer grid cannot increase this norm. Contributions
+are added exactly, as integers, so each patient changes the total by exactly one contribution.
+Before truncation, contributions are multiplied by 1 - 1e-9, which outweighs rounding errors.
 """
 
 import math
@@ -31,14 +31,14 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _SAFETY = 1 - 1e-9
 _SWEEPS = 30
-"""Largest number of coordinate-descent sweeps over one patient's factor."""
+"""Maximum number of coordinate-descent sweeps over one patient's factor."""
 _SETTLED = 1e-6
 """A patient's factor (of scale 1) has converged if all changes in a sweep are below this value."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Limits below which numbers count as 0, for entries of factors, changes in a patient's factor, and
 entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
-on subnormal numbers take a hundred times as long. A server could then choose factors for which the
-duration of a round reveals a single patient."""
+on subnormal numbers take a hundred times as long. A server could then choose factors for which a
+round's duration reveals a single patient's presence."""
 _MOST_RIDGE = 1e100
 """Limit above which a ridge counts as infinite. Dividing by a larger ridge would also give
 subnormal numbers."""
@@ -46,18 +46,18 @@ MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
 `_SAFETY` outweighs the rounding error in a norm."""
 MAX_PATIENTS = 2**27
-"""Largest number of patients at a site for which sums cannot overflow. The limit is constant so
+"""Maximum number of patients at a site, for which sums cannot overflow. The limit is constant so
 that no refusal depends on patients' data."""
 _MOST_UNITS = 2.0**62
-_MOST_SHARED = 4_000_000  # largest sum of which every thread has a copy
+_MOST_SHARED = 4_000_000  # largest sum for which every thread keeps a copy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundedSum:
     """An exact sum over a site's patients, to which noise can be added.
 
-    `total`, of shape (count,), is in units of `grid`. `total` has no noise and must not leave
-    the site. `sensitivity` is the largest L2 norm of one patient's part, and therefore of the
+    `total`, of shape (count,), is in units of `grid`. `total` has no noise and must not leave the
+    site. `sensitivity` is the largest L2 norm of one patient's contribution, and therefore of the
     change when a patient is added or removed. The noise will have standard deviation `sigma`.
     """
 
@@ -72,10 +72,10 @@ class BoundedSum:
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Count the patients with each code. Each patient's part is scaled to norm 1.
+    """Count the patients with each code. Each patient's contribution is scaled to norm 1.
 
-    Before scaling, the part has a 1 for each of the patient's codes. The sum has one value per
-    code, mode by mode. Adding or removing a patient changes the sum by at most 1 in L2 norm.
+    Before scaling, a contribution has a 1 for each of the patient's codes. The sum has one value
+    per code, mode by mode. Adding or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     scale = _units(1.0, sigma)
@@ -84,7 +84,7 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 
 
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Sum the co-occurrences of all pairs of codes over patients. `pairs` defines a patient's part.
+    """Sum the patients' co-occurrences of all pairs of codes, as defined in the module `pairs`.
 
     The sum is stored as the strict `triangle`, which omits pairs of a code with itself. Adding or
     removing a patient changes the sum by at most 1 in L2 norm.
@@ -109,12 +109,12 @@ def refinement(
 
     Let X_i be the slice of patient i, scaled to norm 1. Let f_r be the outer product of the r-th
     columns of the released factors. The patient's factor a_i >= 0 minimises
-    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's part is (M_i, a_i a_i^T).
-    M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`. Its columns are
-    multiplied by the entries of a_i. If the part's norm exceeds `bound`, M_i and a_i a_i^T are
-    scaled down by the same factor. The update therefore remains a weighted least-squares problem.
-    The sum contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or
-    removing a patient changes the sum by at most `bound` in L2 norm.
+    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's contribution is
+    (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`, with
+    columns multiplied by the entries of a_i. If their joint norm exceeds `bound`, M_i and a_i a_i^T
+    are scaled down by the same factor. The update therefore remains a weighted least-squares
+    problem. The sum contains the rows of sum_i M_i, then the `triangle` (with diagonal) of
+    sum_i a_i a_i^T. Adding or removing a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
     infinite ridge removes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
@@ -161,11 +161,11 @@ def sum_threads(size: int) -> int:
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[..., None], *arguments: object
 ) -> NDArray[np.int64]:
-    """Sum the patients' parts in several threads, each with its own patients and total.
+    """Sum the patients' contributions in several threads, each with its own patients and total.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds some patients' parts to `total`. `starts`
-    lists each such patient's first non-zero, and ends with the index after the last non-zero.
+    result. ``add_up(starts, *arguments, total)`` adds some patients' contributions to `total`.
+    `starts` lists each such patient's first non-zero, and ends with the index after the last one.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
@@ -233,9 +233,9 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """Compute one patient's MTTKRP for `mode`, and return the number of rows that have cells.
+    """Compute one patient's MTTKRP for `mode`, and return the number of rows with cells.
 
-    Fill `rows`, `product` and `score` (the inner product of the patient's slice and each f_r). All
+    Fill `rows`, `product` and `score` (the inner product of the patient's slice with each f_r). All
     entries of `slot` are -1 before and after the call.
     """
     rank, used = len(score), 0
@@ -264,10 +264,10 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply the columns of `product` by the non-zero entries of `a`. Return the part's norm."""
+    """Scale the columns of `product` by the non-zeros of `a`. Return the contribution's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
-        if a[r] == 0.0:  # true of most entries; `_add_part` also skips zeros
+        if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros
             continue
         energy += a[r] * a[r]
         for place in range(used):
@@ -280,7 +280,7 @@ def _joint_norm(product: Array, used: int, a: Array) -> float:
 def _add_part(
     product: Array, rows: Array, used: int, a: Array, weight: float, size: int, total: Array
 ) -> None:
-    """Add one patient's part to `total`, truncated toward zero."""
+    """Add one patient's contribution to `total`, truncated toward zero."""
     rank = len(a)
     for place in range(used):
         for r in range(rank):

@@ -1,8 +1,8 @@
 """Define the members of secure sums, their signed keys, and the server's questions to them.
 
-Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) among themselves. For
-each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. The server does
-not have the long-term key, so it cannot impersonate the site.
+Hospitals exchange the public halves of their long-term keys (Ed25519, RFC 8032) directly. For each
+job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. The server cannot
+impersonate the site, because the server does not have the long-term key.
 """
 
 import base64
@@ -58,7 +58,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return a key's first 32 SHA-256 digits in groups of four, for comparison by telephone."""
+    """Return the first 32 hex digits of a key's SHA-256, in groups of four, to compare by phone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -79,7 +79,7 @@ class Terms:
 
     `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
     names of all sites in order. At most `colluding` sites collude with the server, and at most
-    `dropouts` sites are lost from a sum.
+    `dropouts` sites may be lost during a sum.
     """
 
     job: str
@@ -90,7 +90,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites needed to open a sum: all colluding sites and more than half of the rest.
+        """Number of sites needed to unmask a sum: the colluding sites and over half of the others.
 
         Because of this threshold, the server can never unmask two attempts at the same sum.
         """
@@ -118,7 +118,7 @@ class Member:
 
 
 def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519PrivateKey) -> Member:
-    """Return a site's own entry for the list of members."""
+    """Return a site's entry for the list of members, with its key and signature."""
     return Member(site, key, signing_key.sign(_statement(terms, site, key)))
 
 
@@ -166,9 +166,9 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 class Question:
     """The server's question to all members in one attempt at a round's sum.
 
-    Masks cancel only among sites with the same `request` (a digest of the request's other parts).
-    Another `attempt` is made if a site was lost before it sent its vector. `width` is the number of
-    bytes sent for each masked word (`masks.width_of`). `members` is sorted by name.
+    Masks cancel only among sites with the same `request` (a digest of the rest of the server's
+    request). A new `attempt` is made if a site was lost before it sent its vector. `width` is the
+    number of bytes sent for each masked word (`masks.width_of`). `members` is sorted by name.
     """
 
     round: int

@@ -1,8 +1,8 @@
-"""Mask 64-bit words by adding keystreams modulo 2**64, and manage the keys of these masks.
+"""Mask 64-bit words by adding keystreams modulo 2**64, and derive or share the masks' keys.
 
 Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping bits of a *masked*
-word is post-processing. Rounding a vector before masking is not post-processing, because a sum of
-rounded vectors is not a function of the exact sum.
+word is post-processing. Rounding a vector before masking would not be post-processing, because a
+sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -25,7 +25,7 @@ from dpfact_flower.privacy.secure_sum.keys import hashed
 
 Words = NDArray[np.uint64]
 MOST_WIDTH = 6
-"""Largest number of bytes sent for a masked word."""
+"""Maximum number of bytes sent for a masked word."""
 LOW = 16
 """Number of low bits that are never sent. Their value is below 2**16, 1/256 of the standard
 deviation of a site's noise."""
@@ -39,8 +39,8 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int | None, ratio: float) -> int:
     """Return the number of bytes to send for each word so that no sum overflows.
 
-    The unit is the standard deviation of one site's noise. The sum has at most `patients` parts of
-    up to `ratio` units each, and noise of up to 64 units. The words can hold 16 times this sum.
+    The unit is the standard deviation of one site's noise. The sum contains up to `patients` terms
+    of at most `ratio` units, and at most 64 units of noise. The words can hold 16 times this sum.
     """
     if patients is None:
         return MOST_WIDTH
@@ -59,7 +59,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    Every `purpose` names the sites, so keys differ even if a site copies another's public key.
+    Every `purpose` names the sites, so keys differ even if a site copies another site's public key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
@@ -84,7 +84,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return each word's bits to send, packed into bytes."""
+    """Return the bits of each word that are sent, packed into bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -96,7 +96,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
     """
     total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
-        # The words overlap. The bits above a word's sent bits belong to the next word.
+        # The words overlap: the bits above a word's sent bits belong to the next word.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 
@@ -134,7 +134,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    `shares` maps places to shares. These are not authenticated, so false shares give wrong seeds.
+    `shares` maps places to shares. Shares are not authenticated, so a false one gives a wrong seed.
     """
     seed = 0
     for place, share in shares.items():

@@ -1,4 +1,4 @@
-"""Compute the sum from masked vectors and openings, as the server's part in a secure sum."""
+"""Do the server's part of a secure sum: compute the sum from masked vectors and openings."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Return the shares that other sites sealed for a site, for the request to open the sum."""
+    """Return the shares that other sites sealed for a site, to send in the stage `open`."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -34,9 +34,9 @@ def summed(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors. Low bits that were not sent are set to their mean.
 
-    Each member's error is uniform with a range of 2**16. Its variance is about a millionth of the
-    noise variance. `answers` must hold every member's answer to `question`, and no member may be
-    `unopened`. If `dropouts` is 0, nothing is opened.
+    For each member, this adds a uniform error with a range of 2**16. The error's variance is about
+    a millionth of the noise variance. `answers` must hold every member's answer to `question`, and
+    no member may be `unopened`. If `dropouts` is 0, nothing is opened.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
@@ -50,7 +50,7 @@ def summed(
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Return the opened shares of a site's seed, keyed by place."""
+    """Return the opened shares of a site's seed, keyed by the place of the member who held them."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

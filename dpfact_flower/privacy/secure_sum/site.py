@@ -4,13 +4,13 @@ A site's `JobSecrets` and `RoundState` must be on its disk before any message th
 is sent. The functions in this module enforce three rules:
 
 - A vector is drawn only once per round.
-- A repeated question gets the same bytes. A question to other members must be a later attempt.
+- A repeated question gets the same reply. A question to different members must be a later attempt.
   A changed request or key is refused.
-- The site opens a round only once, for its last attempt. After that, it answers no other attempt.
+- In each round, the site helps to unmask only its last attempt, and then answers no other attempt.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
-site. Their difference is the site's vector, protected by only one share of the noise. For the same
-reason, each site also adds a mask of its own, and shares the mask's seed among the other sites
+site. The sums' difference is the site's vector, protected by only one share of the noise. For the
+same reason, each site also adds a mask of its own and splits the mask's seed among the other sites
 (Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt, no opening and no such masks.
 """
 
@@ -32,7 +32,7 @@ from dpfact_flower.privacy.secure_sum import keys, masks
 from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, context_of
 
 RandomBytes = Callable[[int], bytes]
-_NONCE = bytes(12)  # each key seals one share
+_NONCE = bytes(12)  # each key seals only one share
 _KEPT = {"ser_json_bytes": "hex", "val_json_bytes": "hex", "arbitrary_types_allowed": True}
 _Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
@@ -49,7 +49,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a site sends to open a sum: its own seed, and its shares of other sites' seeds."""
+    """A site's message for unmasking a sum: its own seed, and its shares of other sites' seeds."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -159,8 +159,8 @@ def answer(
 ) -> RoundState:
     """Return the round's new state, which must be on disk before the result of `masked` is sent.
 
-    `draw` makes the noisy vector and is called once per round. Only simulations seed
-    `random_bytes`.
+    `draw` makes the noisy vector and is called once per round. `random_bytes` uses a seed only in
+    simulations.
     """
     state = check_question(job, state, question, peers)
     if state and state.question == question:

@@ -1,16 +1,16 @@
 """Vector instructions for kernels whose speed must not depend on auto-vectorisation.
 
-LLVM cannot rule out that arrays overlap. By default, it therefore keeps sums in memory and uses
+LLVM cannot rule out that arrays overlap and therefore, by default, keeps sums in memory and uses
 half the width of an AVX-512 register. This module adds the type `Vector` to numba. A vector is a
 group of registers that holds a row of a factor matrix or a slice of such a row. Operations on
 vectors emit LLVM's vector instructions, which LLVM translates for the processor.
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
-its type, so numba compiles one kernel per padded rank, with unrolled loops. A place in memory is
+its type, so numba compiles one kernel per padded rank, with unrolled loops. A memory location is
 given by a `pointer` and an offset, counted in values. Bounds are not checked. Passing a pointer
 costs no time, but passing an array does, because numba counts references at each call. A pointer
 does not keep its array alive, so take pointers only to a kernel's arguments. Operations accept a
-number in place of a vector, and use the number for every value.
+number in place of a vector, and use the number in place of every value.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
-"""Draw a psgd pass's visits: entries in random order, and zero cells drawn from the model.
+"""Draw the visits of a psgd pass: entries in random order, and zero cells drawn from the model.
 
 In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
 large weight. A step size that is safe for this weight is too small for all other visits. Most zero
 cells are therefore drawn from the model as it is when the pass begins. A draw selects a phenotype
-in proportion to its mass. It then selects a row of each mode in proportion to the row's value in
-that phenotype.
+in proportion to its sum over all cells. The draw then selects a row of each mode in proportion to
+the row's value in that phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model and u
 is the fraction of uniform draws. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so
@@ -24,7 +24,7 @@ from dpfact_flower.tensor import Array, SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _BLOCK = 512
-"""Number of patients whose entries are shuffled together. Their rows fit into the cache."""
+"""Number of patients whose entries are shuffled together, so that the rows fit into the cache."""
 _UNIFORM = 0.2
 """Fraction of draws that are uniform if the model is not zero."""
 _LEAST_MASS = 1e-200
@@ -200,7 +200,7 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Draw a block's zero cells (count -1) at random positions. Return the next unused number.
+    """Draw a block's zero cells (count -1) at random positions. Return the next unused `number`.
 
     The remaining positions are written to `places` in ascending order. The last four arguments come
     from `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype,

@@ -1,11 +1,11 @@
 """Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
-Without an l2,1 weight, patients are independent: each patient's row of A depends only on the
+If there is no l2,1 weight, patients are independent: each patient's row of A depends only on the
 patient's own entries and the feature factors. All work on a block of patients is therefore done
 while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
 contributions to A's Gram matrix and to the next mode's MTTKRP. The second MTTKRP reuses the sums
 over the last mode. An l2,1 weight couples patients because it shrinks whole columns, so `exact`
-uses this module only without an l2,1 weight.
+does not use this module if there is such a weight.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers while they are computed.

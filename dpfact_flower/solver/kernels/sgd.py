@@ -34,7 +34,7 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
 _TOGETHER = REGISTERS // 8
-"""Largest number of registers per slice for which slices of three rows fit into the registers."""
+"""Maximum number of registers per slice at which the processor can hold slices of three rows."""
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -144,7 +144,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """For each mode, compute the product of the other modes' rows, then step along it."""
+        """Move each mode's row along the product of the other modes' rows."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that a non-zero `longest` bounds its product with two rows."""
+    """Return `step`, shortened so that rows move by at most `longest` (without limit if 0)."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
@@ -209,7 +209,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move three rows at once, each along the product of the old values of the other two rows."""
+    """Move three rows together, each along the product of the old values of the other two rows."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
