@@ -146,7 +146,7 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
         def watch(name: str, share: float) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None)  # animated until a share is known
+                tasks[name] = bars.add_task(name, total=None)  # animated until progress is known
             bars.update(tasks[name], completed=share, total=1.0 if share else None)
 
         yield watch

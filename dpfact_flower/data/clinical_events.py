@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation with four columns and one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. Original encounters are not kept, because two patients' encounters may share a hash.
+raised. Original encounters are not kept, as two patients' encounters may safely share a hash.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write ``global_model.npz``: NAME, NAME_codes and NAME_text for each feature mode NAME."""
+    """Write ``global_model.npz``: arrays NAME, NAME_codes and NAME_text for each mode NAME."""
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
         arrays[vocabulary.name] = factor
@@ -163,7 +163,7 @@ class Names:
 def read_names(folder: Path, rank: int) -> Names:
     """Read the names and reviews, if any.
 
-    A person may also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
+    People may also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
     """
     path = folder / NAMES
     if not path.exists():

@@ -182,7 +182,7 @@ def read(
     `dialect` apply to tables that are given as paths. `name` is the name of the single site, or of
     the cohort if there is a table of `sites`. By default, the table of sites has the patient column
     and a column ``site``. Patients who are not in that table are left out. Events occur together if
-    they are at most `window_days` days apart or, if that is None, in the same encounter.
+    they are at most `window_days` days apart or, if `window_days` is None, in one encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
