@@ -102,7 +102,7 @@ def superlink(context: typer.Context) -> None:
 def submit(
     connection: Annotated[str, Argument()],
     out: opt.Out,
-    vocabulary: Annotated[str, Option(help="Code lists: one .json file per mode, as in a,b.")],
+    vocabulary: Annotated[str, Option(help="Code lists, one per mode, as in a.json,b.json.")],
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     force: opt.Force = False,

@@ -194,7 +194,7 @@ def data_events(
         Option(
             metavar="NAME=FILE[,COLUMN=NAME]",
             help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
-            "rx_*.csv); two or more. Name the table's own columns with patient=, code=, time=, "
+            "rx_*.csv); give two or more. Name the table's columns with patient=, code=, time=, "
             "encounter=, description=, and the format of times with time-format=.",
         ),
     ],
@@ -334,7 +334,7 @@ def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
 
 
 def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
-    """Return the code lists of all modes, in the order of `modes`, or None if none is given."""
+    """Return the code lists of all modes, in the order of `modes`, or None if no list is given."""
     lists = _read_named("--codes", values)
     if not lists:
         return None

@@ -91,7 +91,7 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Merge a Flower App's defaults, ``--set`` and the command's `options` into a run config.
 
-    An option that is None keeps its default. The default rank for a synthetic EHR is the number of
+    An option that is None keeps its default. The default rank for synthetic data is the number of
     planted phenotypes.
     """
     from dpfact_flower.data.synthetic import preset

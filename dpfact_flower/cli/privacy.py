@@ -34,7 +34,7 @@ _RANKS = (5, 10, 20, 50)
 _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
 
 Site = Annotated[str, Option(help="Name of the site, if the state-dir has several sites.")]
-Noted = Annotated[str, Option(help="A head, ROWS:HASH, from the site's log, to detect deletions.")]
+Noted = Annotated[str, Option(help="A head (ROWS:HASH) from the site's log, to find deleted rows.")]
 
 
 def plan(
@@ -262,7 +262,7 @@ def backup(
     to: Annotated[Path, Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
-    """Copy a whole ledger, check the copy, and print its head. The site may be running.
+    """Copy a whole ledger, check the copy, and print its head, even while the site is running.
 
     FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
     owner.

@@ -56,7 +56,7 @@ def export(
     run: opt.Run,
     phenotypes: Annotated[
         Path | None,
-        Option(help="CSV file to write: phenotype, title, mode, code, share, certainty. Public."),
+        Option(help="CSV file to write (public): phenotype, title, mode, code, share, certainty."),
     ] = None,
     patients: Annotated[
         Path | None,
@@ -156,7 +156,7 @@ def review(
     hospital.
 
     With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
-    and rewrites the report. Shares of ten charts or more are rounded and recorded as well.
+    and rewrites the report. Shares based on ten or more charts are rounded and recorded too.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 site_app = typer.Typer(
     name="site",
-    help="At a hospital: set up the files, run both parts, check the machine.",
+    help="At a hospital: set up the files, run the services, check the machine.",
     no_args_is_help=True,
 )
 keys_app = typer.Typer(
@@ -125,8 +125,8 @@ def site_check(
 ) -> None:
     """Check a site's setup, above all that only the installed code answers messages.
 
-    Run this command as root, who can see all files, while both parts are running. The exit code is
-    1 if a check fails.
+    Run this command as root, who can see all files, while the SuperNode and dpfact site answer are
+    running. The exit code is 1 if a check fails.
     """
     from dpfact_flower.site.check import check_site
 

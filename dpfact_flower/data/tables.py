@@ -42,7 +42,7 @@ _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    If `delimiter` is empty, the header's most frequent of comma, semicolon, tab and ``|`` is used.
+    If `delimiter` is empty, the most frequent of comma, semicolon, tab and ``|`` in line 1 is used.
     """
 
     delimiter: str = ""
@@ -82,7 +82,7 @@ class Rows(NamedTuple):
         """Register the frames on a connection, and return SQL for the rows."""
         for number, frame in enumerate(self.frames):
             _refuse_twins(self, [name.lower() for name in columns_of(frame)])
-            if hasattr(type(frame), "write_parquet"):  # polars, or another DuckDB connection
+            if hasattr(type(frame), "write_parquet"):  # polars or a DuckDB relation
                 path = Path(_spill_of(connection)) / f"frame_{number}.parquet"
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
@@ -282,7 +282,7 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    If the first line is not a header, errors do not quote it, because it may hold a patient's data.
+    If the first line is not a header, errors never quote it, as it may hold a patient's data.
     DuckDB's own sniffer is not used, because it makes mistakes: it reads a file with an unclosed
     quote as a single column, renames the second of two columns with the same name, and can mistake
     a patient's row for a header.
@@ -293,7 +293,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     try:
         with _open(path, "rt", encoding, errors="replace", newline="") as file:
             line, skip, delimiter = file.readline(), 0, dialect.delimiter
-            if match := _SEPARATOR.fullmatch(line):  # Excel's line about the delimiter
+            if match := _SEPARATOR.fullmatch(line):  # Excel's line that sets the delimiter
                 line, skip, delimiter = file.readline(), 1, delimiter or match[1]
             delimiter = delimiter or max(_DELIMITERS, key=line.count)
             names = next(csv.reader(itertools.chain([line], file), delimiter=delimiter), [])

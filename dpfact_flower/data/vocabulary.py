@@ -147,7 +147,7 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
-    """Return the digests of all feature modes in the tensor's order, joined by commas."""
+    """Return the digests of all vocabularies in the tensor's order, joined by commas."""
     return ",".join(vocabulary.digest for vocabulary in vocabularies)
 
 

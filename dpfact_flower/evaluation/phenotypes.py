@@ -1,6 +1,6 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-No other module aggregates patients' values for a report. Reports are shared with others, so counts
+No other module aggregates patients' values for a report. Because reports are shared, counts
 below ten patients are hidden. Every number that would reveal such a count is hidden too.
 """
 
@@ -118,7 +118,7 @@ def _tells_outside(
 ) -> NDArray[np.bool_]:
     """Return whether carrier counts reveal a small count among patients without the phenotype.
 
-    `carriers` counts patients with a code, `owners` those with the phenotype, and `inside` both.
+    `carriers` counts a code's patients, `owners` the phenotype's, and `inside` those with both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL

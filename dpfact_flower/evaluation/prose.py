@@ -120,7 +120,7 @@ MOST_FALSE, EVEN = 0.1, 0.5
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
-    """Return how certain a phenotype is, based on its pairs in other runs.
+    """Return how certain a phenotype is, based on its matches in other runs (`pairs`).
 
     If there are no pairs, `chance` is used: the probability of absence in other patients.
     """

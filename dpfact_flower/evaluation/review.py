@@ -64,7 +64,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The answer key of a chart review: every patient's score and group."""
+    """The answer key of a chart review: scores, and which patients are near the threshold."""
 
     phenotype: int
     charts: tuple[Chart, ...]

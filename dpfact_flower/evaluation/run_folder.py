@@ -142,7 +142,7 @@ class Review:
 
     `charts` counts the charts of patients with the highest scores. `confirmed` is the share of
     these charts that confirm the phenotype, in tenths. `near_charts` and `near_confirmed` are the
-    same for patients near the threshold. A share is given only for ten or more charts.
+    same figures for patients near the threshold. A share is given only for ten or more charts.
     """
 
     verdict: Literal["keep", "drop"]
@@ -200,7 +200,7 @@ def checked_names(names: Names, rank: int) -> Names:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that a person can read."""
+    """Write indented JSON."""
     with replacing(path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
 

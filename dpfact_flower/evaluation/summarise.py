@@ -91,7 +91,7 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and what the DPFact paper and TRIP would send for the same replies.
+    """Return the run's traffic, and that of the DPFact paper's method and TRIP for these replies.
 
     Both methods send all feature factors as float64 in both directions, without overhead. In TRIP
     (consensus ADMM), a site also sends the multipliers of its constraints.

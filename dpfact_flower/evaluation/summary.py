@@ -41,7 +41,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's spending and releases. The file also has the cost ``rho`` (zCDP) of each one."""
+    """One site's spending and releases. The file also has each release's cost ``rho`` (zCDP)."""
 
     ledger: tuple[ReleaseEvent, ...]
 

@@ -243,7 +243,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # smaller than loaded
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # has fewer rows than loaded
                 bad, name = _NO_TEXT.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
         count(connection, place.name, "rows", found["true"])

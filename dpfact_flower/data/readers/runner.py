@@ -17,8 +17,8 @@ line. A line above a statement may say what the statement is for:
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for row counts by place (such as a table), to be reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that counts faulty rows by place. A count above 0 is an error.
-- ``-- @events``: a query for mode, patient and code, and for encounter and time if the window needs
-  them. A time is a date, a timestamp, or minutes from any origin. After this query, the table
+- ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
+  and time. A time is a date, a timestamp, or minutes from any origin. After this query, the table
   ``people`` contains all patients who have events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
@@ -370,7 +370,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` is SQL for patient, begun and ended. Stays that overlap or touch count as one.
+        `stays` is SQL for columns patient, begun and ended. Stays that overlap or touch count as one.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
