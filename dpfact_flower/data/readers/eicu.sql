@@ -19,8 +19,8 @@ help = "Number of components to keep in each treatment path; paths have 3 to 6."
 */
 
 -- This script reads eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the
--- site of the first unit stay. Stays are ordered by year of discharge, by number of the hospital
--- stay, and by time of admission to the unit. eICU has no dates within a year, so hospital stays in the same
+-- site of the first unit stay. Stays are ordered by year of discharge, number of the hospital stay,
+-- and time of admission to the unit. eICU has no dates within a year, so hospital stays in the same
 -- year are ordered by their numbers, which are arbitrary but fixed.
 --
 -- Times are minutes since admission to the unit. hospitaladmitoffset makes times comparable within
@@ -91,7 +91,7 @@ DROP TABLE diagnoses;
 -- @count codes that are not of ICD-9, left out
 SELECT 'diagnosis', count(*) FROM listed WHERE NOT of_icd9;
 
--- Treatments are paths such as pulmonary|medications|bronchodilator. Only their first parts are kept.
+-- Treatments are paths such as pulmonary|medications|bronchodilator, shortened to the first parts.
 -- @events
 SELECT 'treatments' AS mode, patient, encounter, treatmentoffset - hospitaladmitoffset AS time,
     array_to_string(string_split(treatmentstring, '|')[1:$treatment_level], '|') AS code

@@ -370,7 +370,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` is SQL for columns patient, begun and ended. Stays that overlap or touch count as one.
+        `stays` is SQL for patient, begun and ended. Stays that overlap or touch count as one.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
