@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FAILED = 1
 """Exit code for a run that failed or is not finished yet."""
 NOT_REPORTED = 4
-"""Exit code if the SuperLink does not say how a run ended."""
+"""Exit code if the SuperLink does not report how a run ended."""
 
 centre_app = typer.Typer(
     name="centre", help="At the centre: set up the files, admit hospitals.", no_args_is_help=True
@@ -68,7 +68,7 @@ def centre_init(
 def centre_admit(
     public_key: Annotated[Path, Argument(metavar="NAME.pub")],
     folder: opt.Home = opt.HOME,
-    fingerprint: Annotated[str, Option(help="Fingerprint that you heard (default: ask).")] = "",
+    fingerprint: Annotated[str, Option(help="Fingerprint read to you (default: ask).")] = "",
 ) -> None:
     """Register a hospital's key under its name, after you compare fingerprints by telephone.
 
@@ -92,7 +92,7 @@ def centre_admit(
 
 
 def superlink(context: typer.Context) -> None:
-    """Run Flower's SuperLink with the options of flower-superlink, and stop if its helper stops.
+    """Run Flower's SuperLink with flower-superlink's options, and stop if its helper process stops.
 
     flower-superlink itself would keep running, and every run would remain pending.
     """
@@ -116,7 +116,7 @@ def submit(
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 
-    opt.refuse_finished(out, settings, force=force)  # a second run would be charged again
+    opt.refuse_finished(out, settings, force=force)  # a second run would spend epsilon again
     lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
     folder = str(out.expanduser().resolve())
     config = opt.run_config(flower_app, settings, data="", vocabulary=lists, out=folder)
@@ -143,7 +143,7 @@ def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
 
     FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon
     covers the replies that arrived. If a reply was charged and then lost, only the site's own
-    ledger shows the cost, and the table may show -.
+    ledger shows the cost, and this table may show - instead.
     """
     from dpfact_flower.server.status import run_status
 

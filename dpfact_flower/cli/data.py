@@ -65,7 +65,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's command, with the script's own options and those of all readers."""
+    """Return a script's command, with the script's own options and those shared by all readers."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -125,7 +125,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A group with one command for each reader script, in a package or in a file."""
+    """A command group with one command for each reader script, in a package or in a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.script_names(), *super().list_commands(ctx)]
@@ -152,7 +152,7 @@ data_app = typer.Typer(
 def data_synthetic(
     out: opt.Out, preset: Annotated[str, Argument()] = "demo", force: opt.Force = False
 ) -> None:
-    """Make an EHR with planted phenotypes, some shared by all sites, some at one site only.
+    """Generate artificial EHR data with planted phenotypes, some of which exist at only one site.
 
     PRESET is demo, demo-icu, paper-synthetic, paper-mimic, paper-icu or paper-cms.
     """
@@ -194,21 +194,21 @@ def data_events(
         Option(
             metavar="NAME=FILE[,COLUMN=NAME]",
             help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
-            "rx_*.csv); two or more. Name the table's own columns with patient=, code=, time=, "
+            "rx_*.csv); give two or more. Name the table's columns with patient=, code=, time=, "
             "encounter=, description=, and the format of times with time-format=.",
         ),
     ],
     name: Name,
     window: Window = 30,
     labels: Annotated[
-        Path | None, Option(help="Table with patient and died (1: in hospital; else 0).")
+        Path | None, Option(help="Table with columns patient and died (1: in hospital; else 0).")
     ] = None,
     label: Annotated[
         list[str] | None,
         Option(
             metavar="NAME=FILE[,KEY=VALUE]",
             help="A label and its table. column= names the label's column (default: NAME), "
-            "patient= the patients' column. missing=0 labels all others 0. May be repeated.",
+            "patient= the patients' column. missing=0 labels other patients 0. May be repeated.",
         ),
     ] = None,
     sites: Annotated[
@@ -218,11 +218,11 @@ def data_events(
             help="Table of patient and site, for simulations. Name other columns: patient=, site=.",
         ),
     ] = "",
-    patient: Annotated[str, Option(help="Column of the patient.")] = "patient",
-    code: Annotated[str, Option(help="Column of the code.")] = "code",
-    time: Annotated[str, Option(help="Column of the date or time.")] = "time",
-    encounter: Annotated[str, Option(help="Column of the encounter.")] = "encounter",
-    description: Annotated[str, Option(help="Column of a description, if any.")] = "description",
+    patient: Annotated[str, Option(help="Name of the patient column.")] = "patient",
+    code: Annotated[str, Option(help="Name of the code column.")] = "code",
+    time: Annotated[str, Option(help="Name of the date or time column.")] = "time",
+    encounter: Annotated[str, Option(help="Name of the encounter column.")] = "encounter",
+    description: Annotated[str, Option(help="Name of the description column.")] = "description",
     time_format: Annotated[
         str, Option(help="Format of times, e.g. %d.%m.%Y %H:%M (default: ISO 8601).")
     ] = "",
@@ -254,8 +254,8 @@ def data_events(
 
     Codes at most --window days apart occur together. In this example, there is
     one such pair. With --window 0, codes in the same encounter occur together,
-    and tables need a column encounter instead of time. In a table with both, a
-    code counts once per encounter and time. A repeated row counts once.
+    and tables need a column encounter instead of time. If a table has
+    both, a code counts once per encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.
@@ -334,7 +334,7 @@ def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
 
 
 def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
-    """Return the code lists of all modes, in the order of `modes`, or None if none is given."""
+    """Return the code lists of all modes, in the order of `modes`, or None if no list is given."""
     lists = _read_named("--codes", values)
     if not lists:
         return None

@@ -44,7 +44,7 @@ def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
     The tables show the library's defaults. dpfact run, simulate and submit use the Flower App's
-    config instead. Defaults that differ in that config are listed at the end.
+    config instead. Settings with a different default in that config are listed at the end.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():
@@ -107,7 +107,7 @@ def every_command(
 
 
 def main() -> None:
-    """Run the command line. Report our own errors and file errors in one line, with exit code 2."""
+    """Run the command line. Report DPFact and file errors in one line, with exit code 2."""
     try:
         app()
     except (DPFactError, OSError) as error:

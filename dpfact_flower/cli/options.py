@@ -91,7 +91,7 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Merge a Flower App's defaults, ``--set`` and the command's `options` into a run config.
 
-    An option that is None keeps its default. The default rank for a synthetic EHR is the number of
+    An option that is None keeps its default. The default rank for synthetic data is the number of
     planted phenotypes.
     """
     from dpfact_flower.data.synthetic import preset
@@ -146,7 +146,7 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
         def watch(name: str, share: float) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None)  # animated until a share is known
+                tasks[name] = bars.add_task(name, total=None)  # animated until progress is known
             bars.update(tasks[name], completed=share, total=1.0 if share else None)
 
         yield watch

@@ -1,4 +1,4 @@
-"""Define `dpfact plan`, `ledger` and `audit`, which predict and show costs, and test the proof."""
+"""Define `dpfact plan` (predicts costs), `ledger` (shows costs) and `audit` (tests for faults)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
 _RANKS = (5, 10, 20, 50)
 _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
 
-Site = Annotated[str, Option(help="Name of the site, if the state-dir has several.")]
-Noted = Annotated[str, Option(help="A head from the site's log, ROWS:HASH; reveals deleted rows.")]
+Site = Annotated[str, Option(help="Name of the site, if the state-dir has several sites.")]
+Noted = Annotated[str, Option(help="A head (ROWS:HASH) from the site's log, to find deleted rows.")]
 
 
 def plan(
     sizes: Annotated[str, Option(help="Number of codes in each feature mode, e.g. 202x316.")],
-    patients: Annotated[int, Option(help="Public estimate for all sites; 0: unknown.", min=0)] = 0,
+    patients: Annotated[int, Option(help="Public estimate of the total; 0: unknown.", min=0)] = 0,
     sites: Annotated[int, Option(help="Number of sites; 0: unknown.", min=0)] = 0,
     rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = 20,
     epsilon: Annotated[float, Option(help="Epsilon of the whole run, for each patient.")] = 4.0,
@@ -47,7 +47,7 @@ def plan(
     settings: opt.Set = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Plan a run in patient mode from public facts: its releases, noise, cost and prospects.
+    """Plan a run in patient mode from public facts. Show its releases, noise, cost and prospects.
 
     The command reads no data and spends no budget. The server and the sites derive the same plan
     from the same settings.
@@ -262,7 +262,7 @@ def backup(
     to: Annotated[Path, Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
-    """Copy a whole ledger, check the copy, and print its head. The site may be running.
+    """Copy a whole ledger, check the copy, and print its head, even while the site is running.
 
     FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
     owner.
@@ -405,7 +405,7 @@ def audit(
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Test the sensitivity and noise of patient mode, and attack this mode.
+    """Test patient mode's sensitivity and noise, and run attacks against this mode.
 
     The audit sends nothing, spends no budget, and writes nothing into the hospital's state-dir. The
     exit code is 1 if a check fails.

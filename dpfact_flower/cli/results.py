@@ -25,7 +25,7 @@ def report(
     """Rewrite report.html from the files in a finished run's folder.
 
     With --beside, the report says which phenotypes the other runs also found. Those runs may have
-    different noise, no noise or another epsilon. The matches are kept in beside.json.
+    different noise, no noise or a different epsilon. The matches are saved in beside.json.
     """
     from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
@@ -56,7 +56,7 @@ def export(
     run: opt.Run,
     phenotypes: Annotated[
         Path | None,
-        Option(help="CSV file to write: phenotype, title, mode, code, share, certainty. Public."),
+        Option(help="CSV file to write (public): phenotype, title, mode, code, share, certainty."),
     ] = None,
     patients: Annotated[
         Path | None,
@@ -71,8 +71,8 @@ def export(
 
     RUN is the run folder. The --phenotypes file is as public as the model. For --patients, each
     patient in --data is fitted to the phenotypes. No privacy guarantee covers the --patients file,
-    so it must stay at the hospital. Only its owner can read the file. A site that took part in the
-    run needs only global_model.npz and config.toml.
+    so it must stay at the hospital. Only the file's owner can read it. A site that took part in the
+    run needs only global_model.npz and config.toml in RUN.
     """
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
@@ -122,8 +122,8 @@ def label(
 ) -> None:
     """Name a phenotype of a finished run, as in dpfact label runs/demo 3 "renal failure".
 
-    The name appears in exports and in the report, which is written again. An empty name removes the
-    earlier name. Names are kept in names.toml in the run folder.
+    The name appears in exports and in the report, which is rewritten. An empty name removes the
+    earlier name. Names are saved in names.toml in the run folder.
     """
     from dpfact_flower.evaluation.run_folder import Names, read_model, write_names
 
@@ -146,17 +146,17 @@ def review(
                help="Files to write: STEM.csv, STEM.html, STEM.key.json."),
     ] = None,
     seed: opt.Seed = None,
-    read: Annotated[Path | None, Option(help="A completed sheet to count.")] = None,
+    read: Annotated[Path | None, Option(help="A completed sheet whose verdicts to count.")] = None,
 ) -> None:  # fmt: skip
-    """Check a phenotype against patients' charts, at the hospital: make a sheet, then read it.
+    """Check a phenotype against charts at the hospital: make a sheet, then count the verdicts.
 
     With --data and --phenotype, the command writes STEM.csv for a clinician to fill in, and a page
-    with instructions, STEM.html. The order is random, and STEM.key.json holds the scores. All three
-    files are about individual patients. No privacy guarantee covers them: keep them at the
+    with instructions, STEM.html. Patients are in random order. STEM.key.json has their scores. All
+    three files are about individual patients. No privacy guarantee covers them: keep them at the
     hospital.
 
     With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
-    and rewrites the report. Shares of ten charts or more are rounded and recorded as well.
+    and rewrites the report. Shares based on ten or more charts are rounded and recorded too.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
@@ -206,14 +206,14 @@ def survey(
         Path,
         Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
     ] = Path("survey"),
-    items: Annotated[int, Option(help="Number of phenotypes shown, half of them made up.")] = 20,
+    items: Annotated[int, Option(help="Number of phenotypes, half of them made up.")] = 20,
     seed: opt.Seed = None,
     read: Annotated[list[Path] | None, Option(help="A sheet to score; may be repeated.")] = None,
 ) -> None:
     """Ask people which phenotypes are real: make a blinded survey, then score the answers.
 
     STEM.html shows phenotypes of RUN and an equal number of made-up phenotypes. People write their
-    answers into a copy of STEM.csv. Do not open STEM.key.json, which says which ones are real. All
+    answers into a copy of STEM.csv. Do not open STEM.key.json, which lists the real phenotypes. All
     three files are made from the model and are as public as the model.
 
     With --read ANSWERS.csv, the command reads STEM.key.json and prints each reader's accuracy and

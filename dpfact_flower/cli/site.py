@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 site_app = typer.Typer(
     name="site",
-    help="At a hospital: set up the files, run both parts, check the machine.",
+    help="At a hospital: set up the files, run the services, check the machine.",
     no_args_is_help=True,
 )
 keys_app = typer.Typer(
@@ -41,17 +41,17 @@ def site_init(
     name: Annotated[str, typer.Argument()],
     centre: Annotated[str, Option(help="The centre's name, with :PORT unless the port is 443.")],
     ca: Annotated[Path, Option(help="The file ca.crt from the centre.")],
-    data: Annotated[Path, Option(help="The hospital's .npz file; a copy is made.")],
-    max_epsilon: Annotated[float, Option(help="Largest epsilon for your patients, over all runs.")],
+    data: Annotated[Path, Option(help="The hospital's .npz file, to be copied.")],
+    max_epsilon: Annotated[float, Option(help="Limit on your patients' epsilon over all runs.")],
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9200,
     settings: opt.Set = None,
 ) -> None:
     """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
 
-    NAME is the hospital's public name. By default, the hospital takes part only in privacy mode
-    patient, and sends each reply after 60 s. Change these and other settings with -s. See the table
-    Site in dpfact settings.
+    NAME is the hospital's public name. By default, the hospital takes part only in runs in privacy
+    mode patient, and sends each reply 60 s after the request. Change these and other settings with
+    -s. See the table Site in dpfact settings.
     """
     from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
     from dpfact_flower.site.check import check_site
@@ -123,10 +123,10 @@ def site_check(
     key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key file.")],
     as_json: opt.AsJson = False,
 ) -> None:
-    """Check a site, above all that only the installed code answers.
+    """Check a site's setup, above all that only the installed code answers messages.
 
-    Run this command as root, who can see all files, while both parts are running. The exit code is
-    1 if a check fails.
+    Run this command as root, who can see all files, while the SuperNode and dpfact site answer are
+    running. The exit code is 1 if a check fails.
     """
     from dpfact_flower.site.check import check_site
 
@@ -148,7 +148,7 @@ def _show(findings: Sequence[Finding]) -> None:
 
 @site_app.command("metrics")
 def metrics(config: opt.Config) -> None:
-    """Print figures for the hospital's monitoring as JSON: epsilon left, last charge, failures.
+    """Print JSON for the hospital's monitoring: remaining epsilon, last charge, failures.
 
     The figures must stay in the hospital. Run this command as the executor's user.
     """
@@ -164,7 +164,7 @@ def site_refit(
 ) -> None:
     """Fit the site's own model to its patients, starting from a run's global phenotypes.
 
-    Runs in patient mode end without this model. The model is fitted without noise, stays in the
+    Runs in patient mode do not produce this model. The model is fitted without noise, stays in the
     job's folder and is never sent. To fit a model again, give its run's job with --job.
     """
     from dpfact_flower.site.hospital import read_site_settings
@@ -193,7 +193,7 @@ def make(
     """Make a long-term key in the file KEY, and print the line that the other sites need.
 
     Send the line to every other site, but not through the centre, and compare fingerprints by
-    telephone. Keep the file KEY secret. It is never sent.
+    telephone. Keep the file KEY secret. The file is never sent.
     """
     from dpfact_flower.privacy.secure_sum.keys import new_signing_key
 
@@ -214,7 +214,7 @@ def make(
 def show(
     file: Path, site: Annotated[str, Option(help="This site's name, if FILE is its key.")] = ""
 ) -> None:
-    """Show the public line of a key, or the names and fingerprints of a peers file."""
+    """Show the public line of a key, or the names and fingerprints in a peers file."""
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
     from dpfact_flower.site.secure import read_peers
 

@@ -1,12 +1,12 @@
-"""Convert EHR tables to one validated tensor per site.
+"""Convert EHR tables into one validated tensor per site.
 
     EHR tables -> sources -> a reader -> events (-> roll_up) -> cooccurrence -> SiteData (.npz)
                                                                  Vocabulary -^   for each site
 
 For each kind of EHR, `dpfact_flower.data.readers` has a reader: an SQL script or a module. A reader
-turns tables in DuckDB into patients, events and descriptions, and `cooccurrence` counts which codes
-occur together. A run reads the hospital's `SiteData` file and does not need DuckDB.
+turns tables in DuckDB into patients, events and code descriptions. `cooccurrence` then counts which
+codes occur together. A run reads the hospital's `SiteData` file and does not need DuckDB.
 
 All sites share one `Vocabulary` for each feature mode. For a privacy guarantee, vocabularies must
-come from public lists, not from patients. Pass them to the reader as ``vocabularies=``.
+come from public lists, not from patients. Pass these lists to the reader as ``vocabularies=``.
 """

@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation with four columns and one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. The tables omit encounters, because encounters of two patients may share a hash.
+raised. Original encounters are not kept, as two patients' encounters may safely share a hash.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` is the number of most frequent codes to keep in each mode, or None to keep all codes.
-    `vocabularies` contains public code lists, which replace `top`. Both follow the modes' order.
+    `top` gives for each mode the number of most frequent codes to keep, or None to keep all codes.
+    `vocabularies` contains public code lists to use instead. Both are in the order of the modes.
     `rolled_up` maps modes to groupings. Groups replace codes before `top` is applied. Sites with
     fewer than `min_patients` patients are merged into one site, ``other``. If `keep_empty` is true,
     patients without a cell are kept as empty rows. `memory` limits the memory that DuckDB uses
@@ -73,14 +73,14 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Add a number to the report and log it, unless it is 0."""
+    """Add a count to the report and to the log, unless the count is 0."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %s: %d", place, what, number)
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Return this connection's counts in order, as (place, what, number)."""
+    """Return the counts reported on this connection in order, as (place, what, number)."""
     return tuple(connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall())
 
 

@@ -1,9 +1,9 @@
 """Look up a code's coding system, chapter, body system and full English name.
 
-The names are in the public domain and ship with the package in the folder ``names``. A README there
-lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's
-system. All codes in a mode that have no prefix are assigned to a single system, which must have
-names for most of these codes. Dots are ignored.
+The names are in the public domain and ship with the package in the folder ``names``, whose README
+lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
+A mode's codes without a prefix are all assigned to the same system, which must have names for most
+of these codes. Dots are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -22,19 +22,19 @@ from dpfact_flower.data.vocabulary import Vocabulary, csv_rows
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
 """The coding systems: ICD-9-CM and ICD-10 diagnoses and procedures, and AHRQ diagnosis groups."""
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
-"""Folder that contains the tables of names."""
+"""Folder that contains the tables of code names."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
-"""Maps a code's prefix to the ICD version."""
+"""Maps the prefix of an ICD code to the ICD version."""
 _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
 }
-"""Each version's pattern for diagnosis codes without dots. The group captures the category."""
+"""Each version's pattern for diagnosis codes without dots. The parentheses capture the category."""
 
 
 class Chapter(NamedTuple):
-    """A chapter: first and last category, name, and body systems with their first codes."""
+    """An ICD chapter: first and last category, name, and body systems, each with its first code."""
 
     first: str
     last: str
@@ -61,14 +61,14 @@ BODY_SYSTEMS = tuple(
 
 
 def parts(code: str) -> tuple[str, str]:
-    """Return a code's prefix in lower case (or ""), and the rest in capitals without dots."""
+    """Return a code's prefix in lower case (or ""), and the bare code in capitals without dots."""
     match = _PARTS.fullmatch(code)
     assert match is not None  # the last group matches any text
     return (match[1] or "").lower(), match[2].replace(".", "").upper()
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version whose format fits more of the codes without a prefix."""
+    """Return the ICD version whose format fits more of the unprefixed codes."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -100,16 +100,16 @@ _PATHS = {
     "burns/trauma": "injury", "toxicology": "injury", "musculoskeletal": "musculoskeletal",
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
-"""Maps the first part of a path to a body system."""
+"""Maps the first part of a code that is a path, as in eICU, to a body system."""
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
-"""Pattern of codes that can be neither ICD-9 procedures nor numbers in a list."""
+"""Pattern of codes that can be neither ICD-9 procedures nor serial numbers."""
 _MOST = 0.8
 _LETTERS = 3
-"""Codes with fewer distinct first letters than this may be numbers such as D01, not ICD-10."""
+"""Minimum number of distinct first letters in ICD-10 codes. Fewer suggest numbers such as D01."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Length of the shortest group whose name may be used for a code that has no name itself."""
+"""Minimum length of a code's beginning whose name may be used if the whole code has no name."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -119,7 +119,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``). If
-    `exact` is false, a code without a name gets the name of the narrowest group that contains it.
+    `exact` is false, a code without a name gets the name of the smallest named group around it.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -140,9 +140,9 @@ def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the coding system of each code: one of `SYSTEMS`, or an empty string.
 
-    `codes` must be all codes of the mode, because a single code does not identify a system. In a
-    mode named after procedures, no code is taken as a diagnosis. In a mode named after drugs, only
-    codes with a prefix have a system.
+    `codes` must be all codes of the mode, because a single code does not identify a system. If the
+    mode is named after procedures, no code is treated as a diagnosis. If the mode is named after
+    drugs, only codes with a prefix are assigned a system.
     """
     prefixes = [parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -155,8 +155,8 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
-    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
-    the body systems. Otherwise, only known diagnoses have a body system.
+    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first part of a path
+    determines the body system. Otherwise, only known diagnoses are assigned a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -168,7 +168,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return a vocabulary in which names replace missing and abbreviated descriptions."""
+    """Return the vocabulary with missing and abbreviated descriptions replaced by names."""
     own = systems(vocabulary.name, vocabulary.codes)
     texts = (
         clearer(text, name_of(system, code)) if system else text
@@ -178,16 +178,16 @@ def named(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def clearer(text: str, name: str) -> str:
-    """Return the hospital's text, or the name if the text is empty or abbreviates the name."""
+    """Return the description `text`, or `name` if `text` is empty or abbreviates `name`."""
     return name if name and (not text or abbreviates(text, name)) else text
 
 
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. Any other text abbreviates the name if it is shorter,
-    has a shortened word, and takes at least half of its words from the name. These words may be
-    unchanged, shortened by two or more letters, or reduced to initials.
+    A text with NOS or NEC counts as an abbreviation. Any other text abbreviates the name if it is
+    shorter than the name, contains a shortened word, and takes at least half of its words from the
+    name, either unchanged, shortened by two or more letters, or reduced to initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -229,16 +229,16 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes with names, except two-digit groups, which any number might match."""
+    """Count the codes with names. Exclude two-digit groups, which any number might match."""
     table = names_of(system)
-    if system == "icd10cm":  # the seventh character has no name
+    if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
     return sum(code in table and (system != "icd9pcs" or len(code) > 2) for code in codes)
 
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Return a map from codes without dots to names. ``simulation.code_names`` wrote the files.
+    """Map a system's codes, without dots, to names. ``simulation.code_names`` wrote the files.
 
     A line's first character encodes how many leading characters to copy from the line above.
     """

@@ -1,17 +1,17 @@
 """Count which of a patient's codes occur together within a time window or an encounter.
 
 In the tensor, a cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as
-in the paper (section Dataset). A combination has one event for each code, and all events are in one
-`Window`. An event is a patient's distinct (encounter, time, code) in a mode. By default, patients
-without a cell are left out.
+in the paper (section Dataset). A combination has one event for each code, and all its events are in
+one `Window`. Each distinct (encounter, time, code) of a patient in a mode is one event. By default,
+patients without any cell are left out.
 
 A reader fills a DuckDB connection with the events of each mode (see
-`dpfact_flower.data.clinical_events`) and with two tables of text:
+`dpfact_flower.data.clinical_events`) and with two tables, mostly of text columns:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-`time` counts whole minutes from an arbitrary origin, which must be the same for all of a patient's
+Times are in whole minutes from an arbitrary origin, which must be the same for all of a patient's
 events. If the window requires the same encounter, the origin may differ between encounters.
 """
 
@@ -52,9 +52,9 @@ COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 class Window:
     """The rule that decides which events of one patient belong together.
 
-    `days` is the largest distance between any two events, or None if there is no limit. If
-    `same_encounter` is true, all events must belong to one encounter. Events that lack a time or
-    encounter that the window needs are in no window.
+    `days` is the maximum time between any two of the events, or None if there is no limit. If
+    `same_encounter` is true, all events must belong to one encounter. If a window needs a time or
+    an encounter, events that lack it are in no window.
     """
 
     days: int | None = None
@@ -134,7 +134,7 @@ def build_cohort(
 def choose_vocabularies(
     connection: Connection, modes: Sequence[str], options: Options
 ) -> tuple[Vocabulary, ...]:
-    """Return the given vocabularies, or else the patients' most frequent codes in each mode.
+    """Return the given vocabularies or, by default, the patients' most frequent codes in each mode.
 
     The most frequent codes depend on patients' data, and no privacy guarantee covers them. Use
     public lists unless the data is open.
@@ -162,7 +162,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose codes are not on a list. Refuse a list that covers no event."""
+    """Count the events whose codes are not in a vocabulary. Refuse one that covers no event."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -182,7 +182,7 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    """Return the most frequent codes. Equally frequent codes are sorted as text."""
+    """Return a mode's most frequent codes. Equally frequent codes are sorted as text."""
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
@@ -208,7 +208,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``: patients with hashed identifiers and valid, distinct sites."""
+    """Create the table ``named``: patients (hashed) with valid, distinct site names."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -330,7 +330,7 @@ def _site(
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
     whole = ", ".join(f"{column}::INTEGER AS {column}" for column in columns)
-    cells = connection.execute(  # sorted by DuckDB, which spills to disk
+    cells = connection.execute(  # DuckDB sorts, because it can spill to disk
         f"""SELECT {whole}, count::FLOAT AS count FROM cells JOIN members USING (patient)
             WHERE site_number = {number} ORDER BY ALL"""
     ).fetchnumpy()

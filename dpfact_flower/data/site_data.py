@@ -35,10 +35,10 @@ class SiteData:
     """All data of one hospital. The data never leaves the hospital.
 
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
-    contains one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, of shape
-    (patients,). A single array is taken as the label ``died``. `patients` are the hospital's
-    distinct local identifiers. `row_unit` says what a row stands for: usually a patient, or a
-    discharge if patients cannot be identified.
+    contains one vocabulary per mode, with distinct names. `labels` maps names to arrays of 0 and 1,
+    of shape (patients,). A single array becomes the label ``died``. `patients` contains the
+    hospital's own identifiers, all distinct. `row_unit` says what each row stands for: usually a
+    patient, or a discharge if patients cannot be identified.
     """
 
     name: str
@@ -90,7 +90,7 @@ class SiteData:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """Return the same patients with only the codes at the given ascending positions.
 
-        `kept` contains one array per feature mode. An empty `kept` keeps all codes.
+        `kept` contains one array per feature mode. If `kept` is empty, all codes are kept.
         """
         if not kept:
             return self
@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that still have a code in every mode, or None if there are none."""
+        """Return the phenotypes that keep a code in every mode, or None if no phenotype does."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -196,7 +196,7 @@ class Truth:
 
 
 class SiteSummary(NamedTuple):
-    """A line of `Cohort.summary`. `labelled` maps each label to the number of patients with it."""
+    """One site's line in `Cohort.summary`. `labelled` counts the patients with each label."""
 
     site: str
     patients: int
@@ -206,7 +206,7 @@ class SiteSummary(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
-    """Several sites in one place, for simulation and tests only.
+    """The data of several sites, for simulation and tests only.
 
     All sites have the same vocabularies. Site names must differ even if case is ignored. `truth` is
     set only for artificial data. `read_report` counts the rows that the reader read, kept and left
@@ -260,7 +260,7 @@ class Cohort:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels that at least one site has."""
+        """Names of the labels found at one or more sites."""
         return tuple(dict.fromkeys(chain.from_iterable(site.labels for site in self.sites)))
 
     @property
@@ -270,8 +270,8 @@ class Cohort:
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
     def __getitem__(self, rows: Any) -> Cohort:
-        # Patients are indexed as in `SiteData`. Rows must ascend, so that patients have the same
-        # order as in other arrays that are indexed with these rows.
+        # Patients are indexed as in `SiteData`. Rows must ascend, so that patients are in the same
+        # order as in other arrays indexed by the same rows.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -300,9 +300,9 @@ class Cohort:
         return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path) -> None:
-        """Write a file for each site and each vocabulary, the truth, and finally ``cohort.json``.
+        """Write a file for each site and vocabulary, one for `truth`, and finally ``cohort.json``.
 
-        A folder with ``cohort.json`` is therefore complete, even if it held another cohort before.
+        If ``cohort.json`` exists, the folder is complete, even if it held another cohort before.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -327,7 +327,7 @@ class Cohort:
         """Read and validate a folder that `save` wrote."""
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
-        # The clients share the cached sites.
+        # Simulated clients share these sites through a cache.
         sites = tuple(open_site(path).read() for path in site_files(folder))
         truth = None
         try:
@@ -349,7 +349,7 @@ def remove_cohort(folder: str | Path) -> None:
     content = _read_cohort(folder / COHORT)
     others = [f"{name}.vocabulary.json" for name in content.vocabularies]
     for path in (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz"])):
-        if path.parent == folder:  # a damaged file may name anything
+        if path.parent == folder:  # a damaged cohort.json may name any path
             path.unlink(missing_ok=True)
     (folder / COHORT).unlink()
 
@@ -404,7 +404,7 @@ class SiteFile:
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """Return the content of the file, cached until its inode, time or size changes."""
+        """Return the content of the file, cached until its inode, time stamp or size changes."""
         try:
             status = self.path.stat()
         except OSError:
@@ -413,7 +413,7 @@ class SiteFile:
 
 
 SiteSource = SiteData | SiteFile
-"""A site. Its method `read` returns the patients' data."""
+"""A site whose method `read` returns the patients' data."""
 
 
 def open_site(path: str | Path) -> SiteFile:

@@ -1,7 +1,7 @@
-"""Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
+"""Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
 Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a CSV file
-in DuckDB's private folder for spilled data. DuckDB's own extensions for databases are not used,
+in DuckDB's private spill folder. DuckDB's own extensions for databases are not used,
 because they would have to be downloaded.
 """
 
@@ -104,7 +104,7 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
 
 
 def _missing(places: Sequence[Path], name: str) -> str:
-    """Return an error message about a missing table. The last of `places` is the source."""
+    """Return an error message about a missing table. The source is the last of `places`."""
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
@@ -230,11 +230,11 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Let the caller write a CSV file in DuckDB's private folder. Load it as the table `into`."""
+    """Yield a writer for a CSV file in DuckDB's private folder. Load it as the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)  # CRLF: if lines ended in LF, CR would not be quoted
+            writer = csv.writer(file)  # lines end in CRLF; with LF, a CR would stay unquoted
             writer.writerow(columns)
             yield writer
         load_table(connection, into, path, table)

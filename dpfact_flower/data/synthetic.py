@@ -1,10 +1,10 @@
-"""Generate an artificial EHR with planted phenotypes, for the demo, tests and experiments.
+"""Generate artificial EHR data with planted phenotypes for the demo, tests and experiments.
 
-Each patient has one to four active phenotypes, each with one or more time windows. A window's codes
-are drawn from the phenotype, with some background noise, and co-occur in every combination. Code
+Each patient has one to four active phenotypes, each with one or more time windows. All codes in a
+window co-occur. They are drawn from the phenotype or from a background of all codes. Code
 frequencies follow a power law, and a few patients have many windows. Sites differ in how common
-each phenotype is, and some phenotypes exist at only one site. The risk of in-hospital death depends
-on the active phenotypes. The same settings always give the same data.
+each phenotype is, and some phenotypes exist at only one site. A patient's risk of in-hospital death
+depends on the active phenotypes. The same settings always produce the same data.
 """
 
 import re
@@ -38,11 +38,11 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Names of planted phenotypes in code descriptions. Further phenotypes are "topic 61" and so on."""
+"""Names of planted phenotypes in code descriptions. After these come "topic 61" and so on."""
 
 
 class Mode(NamedTuple):
-    """One feature mode: name, number of codes, and mean number of codes drawn per window."""
+    """One feature mode: its name, number of codes, and mean number of codes drawn per window."""
 
     name: str
     size: int
@@ -51,16 +51,16 @@ class Mode(NamedTuple):
 
 @dataclass(frozen=True)
 class SyntheticSettings:
-    """Settings of an artificial cohort. The defaults are the preset ``demo``.
+    """Settings of an artificial cohort. The defaults define the preset ``demo``.
 
-    - `modes`: the feature modes, each as ``name:codes:mean`` (mean number drawn per window)
+    - `modes`: the feature modes, each as ``name:codes:mean`` (mean number of codes per window)
     - `shares`: each site's share of the patients
-    - `phenotypes`: number of planted phenotypes, of which the share `local` exist at a single site
-    - `distinct`: number (from 1) of the site with very different patients, like a NICU; 0: none
-    - `active`: mean number of active phenotypes, at most 4
+    - `phenotypes`: number of planted phenotypes, a share `local` of which exist at a single site
+    - `distinct`: number, from 1, of a site with very different patients, like a NICU; 0: no site
+    - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
-    - `repeats`: mean number of times that a window's codes occur, as in repeat visits
-    - `dispersion`: variance of the patients' visit rates, relative to their mean
+    - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
+    - `dispersion`: variance of the patients' relative visit rates, whose mean is 1
     - `background`: share of codes that are drawn from all codes, not from the phenotype's codes
     - `mortality`: share of patients who die in hospital
     """
@@ -94,7 +94,7 @@ class SyntheticSettings:
 
     @property
     def site_sizes(self) -> Ints:
-        """Number of patients at each site, rounded by the method of largest remainders."""
+        """Number of patients at each site, rounded by the largest-remainder method."""
         exact = self.site_shares * self.patients
         sizes = np.floor(exact).astype(np.int64)
         short = self.patients - int(sizes.sum())
@@ -104,24 +104,24 @@ class SyntheticSettings:
 
 PRESETS: Mapping[str, SyntheticSettings] = {
     "demo": SyntheticSettings(),
-    # The paper's synthetic tensor: its sizes and sparsity, five equal sites, 12,000 non-zeros.
+    # Like the paper's synthetic tensor: its sizes and sparsity, five equal sites, 12,000 non-zeros.
     "paper-synthetic": SyntheticSettings(
         name="paper-synthetic", patients=5000, modes="procedures:300:1.2,diagnoses:800:1.8",
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=20, active=1.1, windows=1.1,
     ),
-    # The paper's MIMIC-III tensor: its sizes and its six intensive care units.
+    # Like the paper's MIMIC-III tensor: the same sizes, and six intensive care units as sites.
     "paper-mimic": SyntheticSettings(
         name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
         phenotypes=50,
     ),
-    # Variants of demo and paper-mimic. The last site's patients differ greatly from all others,
-    # like those in the paper's neonatal unit.
+    # In these variants of demo and paper-mimic, the last site's patients differ greatly from all
+    # others, like the patients of the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
     "paper-icu": SyntheticSettings(
         name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
         phenotypes=50, distinct=6,
     ),
-    # The paper's CMS tensor: its sizes and sparsity, five equal samples, 725,000 non-zeros.
+    # Like the paper's CMS tensor: same sizes and sparsity, five equal samples, 725,000 non-zeros.
     "paper-cms": SyntheticSettings(
         name="paper-cms", patients=82_307, modes="procedures:2532:1.35,diagnoses:10983:2.3",
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=50, active=1.3, windows=2.4,
@@ -131,7 +131,7 @@ PRESETS: Mapping[str, SyntheticSettings] = {
 
 
 def preset(name: str, /, **changes: Any) -> SyntheticSettings:
-    """Return one of `PRESETS`, such as ``demo`` or ``paper-mimic``, with some fields changed."""
+    """Return one of `PRESETS`, such as ``demo`` or ``paper-mimic``, with the given changes."""
     if name not in PRESETS:
         raise SettingsError(f"preset: must be one of {', '.join(PRESETS)}; got {name!r}")
     return replace(PRESETS[name], **changes)
@@ -171,7 +171,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return one (patients, phenotypes) mask per site: who has which phenotype in `synthetic`."""
+    """Return a mask of patients' phenotypes in `synthetic` by site, (patients, phenotypes)."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -209,7 +209,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
     own = settings.distinct - 1  # -1: no site is distinct
     homes = rng.permutation(sites)
     for position, r in enumerate(range(shared, rank)):
-        # A distinct site gets every other local phenotype. Sites take turns for the remaining ones.
+        # A distinct site gets every second local phenotype. The other ones go to all sites in turn.
         home = own if own >= 0 and position % 2 == 0 else int(homes[position % sites])
         prevalence[:, r] = 0
         prevalence[home, r] = common.mean() * 0.5 / shares[home]  # higher at small sites
@@ -220,7 +220,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
 
 
 def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw log odds so that a third of the phenotypes raise the risk and a sixth lower it."""
+    """Draw log odds of death, which a third of the phenotypes raise and a sixth lower."""
     rank = settings.phenotypes
     raising, lowering = -(-rank // 3), rank // 6
     risk = np.zeros(rank)
@@ -251,7 +251,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints]:
-    """Draw each window's patient and phenotype, and how many times the codes occur."""
+    """Draw each window's patient and phenotype, and the number of times that its codes occur."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -263,7 +263,7 @@ def _windows(
 def _codes_in_windows(
     mode: Mode, source: Floats, phenotype: Ints, background: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """Draw one mode's distinct codes in each window. Return windows (sorted) and codes."""
+    """Draw one mode's distinct codes in each window. Return sorted window numbers and codes."""
     drawn = 1 + rng.poisson(mode.per_window - 1, len(phenotype))
     window = np.repeat(np.arange(len(drawn)), drawn)
     column = phenotype[window]
@@ -273,7 +273,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """For each entry of `column`, draw from that column's distribution, by inversion."""
+    """For each entry of `column`, draw a code from that column's distribution, by inversion."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -284,7 +284,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Combine one code per mode in every way. Return windows (rows,) and codes (rows, modes)."""
+    """Combine each window's codes across modes. Return windows (rows,) and codes (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -312,7 +312,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017, described by the phenotype in which they have the most weight."""
+    """Return codes such as P017, each described by the phenotype in which its weight is largest."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -1,7 +1,7 @@
-"""Read an EHR's tables through DuckDB, with all fields as text. Errors never quote patients' data.
+"""Read an EHR's tables as text through DuckDB. Error messages never quote patients' data.
 
-DuckDB is an optional dependency and is imported on first use. DuckDB's own error messages quote the
-faulty line, so they are never passed on.
+DuckDB is an optional dependency and is imported on first use. DuckDB's own error messages may quote
+a faulty line, so these messages are never passed on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    If `delimiter` is empty, the most frequent of comma, semicolon, tab and ``|`` is used.
+    If `delimiter` is empty, the most frequent of comma, semicolon, tab and ``|`` in line 1 is used.
     """
 
     delimiter: str = ""
@@ -61,12 +61,12 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows from frames or from an attached database. Error messages use `name`.
+    """Rows from frames or from an attached database. Error messages call the rows `name`.
 
     `frames` may come from pandas, polars, Arrow or DuckDB, and are concatenated. Alternatively,
     `table` is the SQL name of a table in an attached database. Only rows that meet the SQL
     condition `where` are used. `sites` optionally names each frame's site. Rows then get a column
-    ``site``, and identifiers become ``SITE/PATIENT``, because two sites may use the same one.
+    ``site``, and each identifier becomes ``SITE/PATIENT`` to keep patients of two sites apart.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Rows(NamedTuple):
         """Register the frames on a connection, and return SQL for the rows."""
         for number, frame in enumerate(self.frames):
             _refuse_twins(self, [name.lower() for name in columns_of(frame)])
-            if hasattr(type(frame), "write_parquet"):  # polars, or another connection
+            if hasattr(type(frame), "write_parquet"):  # polars or a DuckDB relation
                 path = Path(_spill_of(connection)) / f"frame_{number}.parquet"
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
@@ -103,7 +103,7 @@ def columns_of(frame: Any) -> list[str]:
 
 @contextmanager
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
-    """Open an in-memory DuckDB database that spills to a folder that only the user can read.
+    """Open an in-memory DuckDB database, with a spill folder that only the user can read.
 
     DuckDB never downloads extensions. DuckDB errors inside the block are raised as `DataError`.
     """
@@ -140,7 +140,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
 
 @contextmanager
 def scratch_of(connection: Connection) -> Iterator[Path]:
-    """Make a temporary folder inside DuckDB's folder for spilled data."""
+    """Make a temporary folder inside DuckDB's spill folder."""
     with tempfile.TemporaryDirectory(dir=_spill_of(connection)) as folder:
         yield Path(folder)
 
@@ -170,10 +170,10 @@ class Table(NamedTuple):
     """The columns and rows to read from a table.
 
     `columns` are required. Their names are in lower case, but the table may use any case. A missing
-    `optional` column is NULL. ``code[]`` stands for a list of the distinct values in the columns
-    ``code_1``, ``code_2``, ..., without blanks. Only rows that meet the SQL condition `where` on
-    these columns are kept. A database sends only rows that meet the SQL condition `there`, in which
-    ``$schema`` stands for the table's schema.
+    `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
+    values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
+    on these columns are kept. If the source is a database, it sends only rows that meet the SQL
+    condition `there`, in which ``$schema`` stands for the table's schema.
     """
 
     name: str
@@ -196,8 +196,8 @@ def load_table(
     """Read columns as trimmed NFC text into the temporary table `into`.
 
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
-    files, or `Rows`. Typed columns must hold text, whole numbers, dates or times. Times with a time
-    zone are converted to UTC. Blank fields become NULL.
+    files, or `Rows`. Except in CSV files, columns must hold text, whole numbers, dates or times.
+    Times with a time zone are converted to UTC. Blank fields become NULL.
 
     `select` is SQL for the columns of the result. `hint` takes the names of the existing columns
     and returns advice about a missing column.
@@ -233,9 +233,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    If a file mixes LF and CRLF, for example because a header was added, DuckDB may fail or reject
-    correct lines. In that case, DuckDB reads a copy with LF only. It would read big-endian UTF-16
-    as an empty file, so it always reads UTF-16 files from a copy in UTF-8.
+    If line endings are mixed (LF and CRLF), for example because a header was added, DuckDB may fail
+    or reject correct lines. In that case, DuckDB reads a copy with LF only. DuckDB would read
+    big-endian UTF-16 as an empty file, so UTF-16 files are always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -282,8 +282,8 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    If the first line is not a header, errors do not quote it, because it may hold a patient's data.
-    DuckDB's own sniffer is not used, because it makes mistakes. It reads a file with an unclosed
+    If the first line is not a header, errors never quote it, as it may hold a patient's data.
+    DuckDB's own sniffer is not used, because it makes mistakes: it reads a file with an unclosed
     quote as a single column, renames the second of two columns with the same name, and can mistake
     a patient's row for a header.
     """
@@ -293,7 +293,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     try:
         with _open(path, "rt", encoding, errors="replace", newline="") as file:
             line, skip, delimiter = file.readline(), 0, dialect.delimiter
-            if match := _SEPARATOR.fullmatch(line):  # Excel's own line before the header
+            if match := _SEPARATOR.fullmatch(line):  # Excel's line that sets the delimiter
                 line, skip, delimiter = file.readline(), 1, delimiter or match[1]
             delimiter = delimiter or max(_DELIMITERS, key=line.count)
             names = next(csv.reader(itertools.chain([line], file), delimiter=delimiter), [])
@@ -427,7 +427,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for rows of typed columns, and SQL that turns each column into text."""
+    """Return SQL for the rows of a Parquet file or `Rows`, and SQL for each column as text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():
@@ -455,7 +455,7 @@ def _typed(
 
 
 def _literal_path(path: Path, below: str = "") -> str:
-    """Return the path for DuckDB, with the wildcards * ? [ escaped."""
+    """Return the path as an SQL literal, with the wildcards * ? [ escaped."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 

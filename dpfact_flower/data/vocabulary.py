@@ -28,9 +28,9 @@ _DESCRIPTION_COLUMNS = ("description", "long_title")
 class Vocabulary:
     """The codes of one feature mode. A code's position is its index in the tensor.
 
-    Codes are unique and printable, without blanks at either end. Codes are text, because ``0040``
-    is not ``40``. Their Unicode form is NFC. Descriptions are for human readers and do not affect
-    the vocabulary's digest. An unknown description is ``""``. If `descriptions` is empty, all
+    Codes are unique and printable, without blanks at either end. Codes are text in Unicode form
+    NFC, not numbers, because ``0040`` is not ``40``. Descriptions are for human readers and do not
+    affect the digest. An unknown description is ``""``. If `descriptions` is empty, all
     descriptions are unknown.
     """
 
@@ -147,7 +147,7 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
-    """Return the digests of all feature modes in the tensor's order, joined by commas."""
+    """Return the digests of all vocabularies in the tensor's order, joined by commas."""
     return ",".join(vocabulary.digest for vocabulary in vocabularies)
 
 

@@ -1,8 +1,9 @@
 """Measure how clinically plausible phenotypes are: disease groups, code pairs and coherence.
 
-Groups and pairs come from the model and a public classification of its codes, so the results are as
-public as the model. Coherence is computed from a site's patients and stays there. Each figure is
-shown next to its mean over *shuffled* models, in which each code's weights go to random phenotypes.
+Groups and pairs are derived from the model and a public classification of its codes, so the results
+are as public as the model. Coherence is computed from a site's patients and stays at that site.
+Each figure is shown next to its mean over *shuffled* models, in which each code's weights are
+permuted among the phenotypes.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ DRAWS = 20  # shuffled models
 CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500
-"""Largest number of codes that `known_pairs` compares. It samples a longer list at random."""
+"""Maximum number of codes that `known_pairs` compares. Longer lists are sampled at random."""
 _DIGITS = 9
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 
@@ -48,7 +49,7 @@ class Classification:
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """For each mode, the groups of two or more codes, and their mask, shape (groups, codes)."""
+        """For each mode, the groups of two or more codes, and a (groups, codes) mask of members."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -136,7 +137,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's body system and disease group, or "" for one without enrichment."""
+    """Return a phenotype's body system and disease group, or "" where none is enriched."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
@@ -184,7 +185,7 @@ def enrichments(
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
     """Return how well the cosine of two codes' rows predicts that the codes share a group (AUC).
 
-    Chance gives 0.5. Codes of all modes are compared with each other. Columns must have norm 1.
+    Chance gives 0.5. Codes of all modes are compared. The columns of `features` must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])
@@ -217,7 +218,7 @@ def _measured(
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Return the phenotypes' mean coherence in these patients, and that of shuffled models.
+    """Return the phenotypes' mean coherence in these patients, and the mean for shuffled models.
 
     A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. A mode has up to
     five leading codes, each with at least a third of the largest weight.
@@ -232,9 +233,9 @@ def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor])
 def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     """Return the normalised pointwise mutual information of each pair of codes.
 
-    It is 1 for codes that always occur together, 0 for independent codes, and -1 for codes that
-    never occur together. `together` counts the patients with both codes. Its diagonal counts the
-    patients with each code.
+    The value is 1 for codes that always occur together, 0 for independent codes, and -1 for codes
+    that never occur together. `together` counts the patients with both codes, and its diagonal
+    counts the patients with each code.
     """
     both = together / patients
     alone = np.diag(both)

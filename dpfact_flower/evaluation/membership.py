@@ -43,7 +43,7 @@ def column_norms(features: Factors) -> NDArray[np.float64]:
 
 
 def column_shares(factor: NDArray[Any]) -> NDArray[Any]:
-    """Return each entry of a factor as a share of the absolute sum of its column."""
+    """Return each entry of a factor as a share of its column's sum of absolute values."""
     sums = np.abs(factor).sum(axis=0)
     return np.asarray(factor / np.where(sums > 0, sums, 1.0))
 

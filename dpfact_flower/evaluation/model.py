@@ -44,7 +44,7 @@ class CodeRow:
     """A code in a phenotype. Phenotypes are numbered from 1 and may have a `name`.
 
     The code with `place` 1 has the largest share in its mode. `weight` is the factor's entry, and
-    `share` is that entry divided by the absolute sum of the column. `lift` is the share divided by
+    `share` is `weight` divided by its column's sum of absolute values. `lift` is `share` divided by
     the code's mean share over all phenotypes. `false_discovery` is the probability that the
     phenotype does not occur in other patients, or None if unknown.
     """
@@ -67,7 +67,7 @@ class Memberships:
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
     (patients, phenotypes). `without` is the number of patients who score 0 because they have none
-    of the model's codes. `missing` is the number of model codes absent from the site's lists.
+    of the model's codes. `missing` counts the model's codes that are absent from the site's lists.
     """
 
     patients: tuple[str, ...]
@@ -81,7 +81,7 @@ class Memberships:
 
     @property
     def has(self) -> NDArray[np.bool_]:
-        """Whether each patient has each phenotype (score above 0.15), (patients, phenotypes)."""
+        """Mask, (patients, phenotypes), of the phenotypes that patients have (score above 0.15)."""
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
@@ -111,7 +111,7 @@ class GlobalModel:
     """The model shared by a run's sites: a float32 factor, (codes, phenotypes), per feature mode.
 
     `vocabularies` list the codes in each factor's rows. `names` maps a phenotype's number, from 1,
-    to the name that a person gave it. `CodeRow` explains `false_discovery`.
+    to the name given by a person. For `false_discovery`, see `CodeRow`.
     """
 
     factors: Factors
@@ -122,7 +122,7 @@ class GlobalModel:
 
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
-        """Read a finished run's model, with the names people gave its phenotypes."""
+        """Read a finished run's model, with the names that people gave to its phenotypes."""
         factors, vocabularies = run_folder.read_model(folder)
         solver = SolverSettings.from_config(run_folder.read_config(folder)["run-config"])
         names = run_folder.read_names(folder, factors[0].shape[1]).phenotypes
@@ -132,7 +132,7 @@ class GlobalModel:
 
     @property
     def rank(self) -> int:
-        """Number of phenotypes R."""
+        """Number of phenotypes, R."""
         return int(self.factors[0].shape[1])
 
     @property
@@ -143,7 +143,7 @@ class GlobalModel:
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Return each phenotype's codes with non-zero weights, or only each mode's `top` codes."""
+        """Return each phenotype's codes with non-zero weights: all, or the `top` codes per mode."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
         lists = (rows for by_mode in self.codes_by_mode().values() for rows in by_mode.values())
@@ -176,11 +176,11 @@ class GlobalModel:
         return library("pandas").DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
-        """Score a site's patients, old or new, on the phenotypes, which stay fixed.
+        """Score a site's patients, whether in the run or new, on the unchanged phenotypes.
 
-        In contrast, ``dpfact site refit`` fits the site's own model. Codes are matched by name. A
-        site's list may be longer or in a different order, and may lack some, but not all, of the
-        model's codes.
+        In contrast, ``dpfact site refit`` fits the site's own model. Codes are matched by their
+        text. A site's code list may be longer or in a different order, and may lack some, but not
+        all, of the model's codes.
         """
         if not isinstance(site, SiteData):
             raise DataError(

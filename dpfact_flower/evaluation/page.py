@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
 The Content-Security-Policy allows only the page's own script, identified by its hash. The same
-content always gives the same bytes. matplotlib and Jinja2, which load slowly, are imported late.
+content always gives the same bytes. matplotlib and Jinja2 load slowly and are imported only on use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WIDTH = 9.6
 """Width of figures, in inches."""
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours that a page replaces with its CSS variables, so that the page can have a dark mode."""
+"""Colours in figures, and the CSS variables that replace them, so that pages have a dark mode."""
 STYLE: Any = {  # matplotlib's own type lists every setting's name
     "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
@@ -42,7 +42,7 @@ STYLE: Any = {  # matplotlib's own type lists every setting's name
 
 
 def library(name: str) -> Any:
-    """Import an optional, slow library. If it is missing, raise an error with the remedy."""
+    """Import an optional, slow library. If missing, raise an error that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -190,9 +190,9 @@ def ranges(numbers: Iterable[int]) -> str:
 _WRITERS = (rounded_up, size, duration, p_value, number, percent, odds, outcome, ranges)
 _FILTERS: dict[str, Callable[..., Any]] = {
     **{write.__name__: write for write in _WRITERS},
-    # a position on a scale of width 160 from odds of 0.1 to 10
+    # a position on a scale of width 160 that runs from odds ratio 0.1 to 10
     "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
-    # whether the odds' interval lies between 0.1 and 10; few patients give a wider interval
+    # whether the odds ratio's interval lies between 0.1 and 10; with few patients, it is wider
     "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
     "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",
 }

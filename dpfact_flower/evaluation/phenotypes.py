@@ -1,6 +1,6 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-No other module aggregates patients' values for a report. Reports are shared with others, so counts
+No other module aggregates patients' values for a report. Because reports are shared, counts
 below ten patients are hidden. Every number that would reveal such a count is hidden too.
 """
 
@@ -38,7 +38,7 @@ SMALL = 10
 _CODES = 8
 """Maximum number of codes per mode in a table."""
 _FEWEST = 5
-"""Coefficients need at least this many patients with the outcome and this many without it."""
+"""A coefficient needs at least this many patients with the outcome, and as many without it."""
 _LARGEST = 20.0
 """Limit for a coefficient and its standard error. Larger values indicate separation."""
 
@@ -118,7 +118,7 @@ def _tells_outside(
 ) -> NDArray[np.bool_]:
     """Return whether carrier counts reveal a small count among patients without the phenotype.
 
-    `carriers` counts patients with a code, `owners` those with the phenotype, and `inside` both.
+    `carriers` counts a code's patients, `owners` the phenotype's, and `inside` those with both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -141,7 +141,7 @@ def _guarded(count: Count, patients: Count) -> float | str | None:
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
-    """Return the value to show, or ``hidden`` if the value would reveal a small number."""
+    """Return the value to show, or ``hidden`` if the value would reveal a small count."""
     return "hidden" if tells and isinstance(shown, float) else shown
 
 
@@ -167,7 +167,7 @@ def _tells(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Return whether a hidden small number can be narrowed down from other sites' numbers."""
+    """Return whether a hidden small count can be narrowed down from other sites' counts."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
@@ -175,7 +175,7 @@ def _tells(
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Return the column norms of every site's patient factor, which the paper plots against mu."""
+    """Return the column norms of every site's patient factor, plotted against `mu` in the paper."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),

@@ -22,7 +22,7 @@ ERRORS = {
     "nonzeros": "RMSE over non-zero cells",
     "fit": "Fit (share of the data explained)",
 }
-"""Measures that `errors` can draw: fields of `RoundErrors` and their titles."""
+"""Measures that `errors` can draw: fields of `RoundErrors`, with titles for the figures."""
 _PREDICTORS: tuple[tuple[str, str, str, Callable[[GroupAUC], AUC | None]], ...] = (
     ("phenotype memberships", "o", BLUE, lambda group: group.memberships),
     ("raw codes", "s", ORANGE, lambda group: group.raw_codes),
@@ -105,9 +105,9 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
-    A cell shows a column norm of a site's patient factor, divided by the site's largest norm
-    because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
-    switched off. Up to 60 phenotypes are labelled with their `names`, if any.
+    A cell shows a column norm of a site's patient factor, divided by the site's largest norm,
+    because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty set
+    to zero. If there are at most 60 phenotypes, they are labelled with their `names`, if any.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)
@@ -137,7 +137,7 @@ QUALITIES: dict[str, Callable[[Summary], float | None]] = {
     "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
     "match with planted phenotypes": lambda s: s.measured.fms if s.measured else None,
 }
-"""Functions returning one of a run's quality measures, by the title of its `tradeoff` figure."""
+"""Maps the title of each `tradeoff` figure to a function that returns a run's quality measure."""
 
 
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:

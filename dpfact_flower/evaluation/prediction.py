@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
-The number of a patient's codes alone predicts outcomes well, and even random factors predict a
-little. Every AUC is therefore shown next to two baselines on the same splits: raw codes and code
-volume. Scores never leave a site, so only a simulation has an overall AUC.
+Outcomes can be predicted well from the mere number of a patient's codes, and slightly even from
+random factors. Every AUC is therefore shown next to two baselines on the same splits: raw codes and
+code volume. Scores never leave a site, so only a simulation has an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_coun
 from dpfact_flower.tensor import SparseTensor
 
 MOST_PREDICTED = 100_000
-"""Largest number of patients in a simulation's regressions. More patients would hardly change the
-figures, and their codes would need more memory than the data."""
+"""Maximum number of patients in a simulation's regressions. More patients would hardly change the
+AUCs, and the matrix of their codes would need more memory than the data."""
 SPLITS = 10
 TRAIN = 0.6
 """Share of the patients in the training set."""
@@ -115,7 +115,7 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Take the fourth root of every score to reduce the skew. The root was chosen by tuning."""
+    """Take the fourth root of every score to reduce skewness. The root was chosen by tuning."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 

@@ -26,7 +26,7 @@ _NAMED = 2
 """A title names at most this many codes from its first mode, and one from each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
 """A title omits the leading codes shared by more than `_COMMON` of the phenotypes, and modes whose
-other leading codes all have less than `_ENOUGH` of the largest weight."""
+remaining leading codes all have less than `_ENOUGH` of the largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Pattern for the names of modes with treatments rather than diagnoses."""
 _FILLERS = re.compile(
@@ -116,13 +116,13 @@ def _either(names: Sequence[str], most: int) -> str:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
-"""Largest probabilities of absence elsewhere for calling a phenotype likely real or uncertain."""
+"""Maximum probabilities of absence in other patients for "likely real" and "uncertain"."""
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
-    """Return how certain a phenotype is, based on its pairs in other runs.
+    """Return how certain a phenotype is, based on its matches in other runs (`pairs`).
 
-    If there are no pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
+    If there are no pairs, `chance` is used: the probability of absence in other patients.
     """
     if not pairs:
         if chance is None:
@@ -322,7 +322,7 @@ def _measured(summary: Summary) -> dict[str, str]:
             f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
             f"{number(errors.rmse_nonzeros)} over non-zeros"
         )
-    # This fit can be compared with systems whose sites share all but the patient factors.
+    # This fit can be compared with that of systems whose sites share all feature factors.
     lines["shared fit"] = (
         f"{percent(measured.fit_shared)} by the shared phenotypes alone, {summary.row_unit}s "
         f"refitted; {percent(measured.fit_frequencies)} by code frequencies"

@@ -33,11 +33,11 @@ from dpfact_flower.tensor.cp import alike
 
 K = TypeVar("K", str, tuple[str, str])
 _MOST_CELLS = 3000
-"""Largest number of table cells (phenotypes times sites) that a page shows."""
+"""Maximum number of table cells (phenotypes times sites) that a page shows."""
 _SHOWN = 6
 """Number of codes of each mode that are visible before the reader unfolds the list."""
 _MOST_CODES = 16
-"""Largest number of codes that a card lists for each mode."""
+"""Maximum number of codes that a phenotype's card lists for each mode."""
 _MANY_LISTS = 60
 """Number of code lists (phenotypes times modes) above which each list is half as long."""
 
@@ -131,7 +131,7 @@ def _grouped(pairs: Iterable[tuple[K, int]]) -> list[tuple[K, list[int]]]:
 def _figures(
     summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
-    """Draw the figures that have data. Return inline SVG by figure name."""
+    """Draw each figure for which there is data. Return inline SVG by figure name."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}

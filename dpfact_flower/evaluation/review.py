@@ -1,9 +1,9 @@
 """Test phenotypes by chart review, and read the sheets that people fill in.
 
-A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key
+A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. Only the decision, a name and, for ten or more charts, their number and the rounded share
-of confirmed charts are written to the run folder.
+hospital. The run folder receives only the decision, a name and, for ten or more charts, the number
+of charts and the rounded share of confirmed charts.
 """
 
 import csv
@@ -33,7 +33,7 @@ _NOTE = "note"
 _KEY = ".key.json"
 _CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
 _LEAST_CHARTS = 10
-"""Smallest number of charts for which a share may leave the site."""
+"""Minimum number of charts for which a share may leave the site."""
 _LEAST_PATIENTS = 4
 _VERDICTS, _DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 _WHOLE = "phenotype"
@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient on a sheet, with a score and a group that the sheet does not show."""
+    """A patient on a sheet. The sheet hides the score, and whether it is near the threshold."""
 
     patient: str
     score: float
@@ -64,7 +64,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The answer key of a chart review: every patient's score and group."""
+    """The answer key of a chart review: scores, and which patients are near the threshold."""
 
     phenotype: int
     charts: tuple[Chart, ...]
@@ -86,13 +86,13 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Confirmed share (in tenths) and number of charts, both None for fewer than ten charts."""
+        """Confirmed share, in tenths, and number of charts. Both are None below ten charts."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
 
     def __str__(self) -> str:
-        """Describe the counts for the hospital, with Wilson's 95 % interval of the share."""
+        """Describe the counts for the hospital, with Wilson's 95 % interval for the share."""
         text = f"{self.yes} of {self.charts} charts confirmed"
         if self.unsure:
             text += f"; {self.unsure} unsure"
@@ -125,8 +125,8 @@ def write_sheet(
 ) -> Path:
     """Write the `new_files` of a review, readable only by their owner. Return the sheet's path.
 
-    Half of the chosen patients have the highest scores. The others are nearest to the threshold,
-    above or below it. `seed` determines the random order.
+    Half of the chosen patients have the highest scores. The other half have scores nearest to the
+    threshold, above or below it. `seed` determines the random order.
     """
     sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
@@ -161,7 +161,7 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Count a sheet's verdicts, using its key. Errors quote no verdict and no identifier."""
+    """Count a sheet's verdicts, using its key. Error messages quote no verdicts or identifiers."""
     key = read_key(sheet.with_suffix(_KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
@@ -197,7 +197,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Choose patients in random order. Return their rows, and a mask of rows near the threshold."""
+    """Choose and shuffle patients. Return their rows, and a mask of the rows near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())
@@ -218,7 +218,7 @@ def _chosen(
 
 
 def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
-    """Return a patient's codes by mode, with their descriptions, largest weight first."""
+    """Return a patient's codes by mode, with their descriptions, largest total count first."""
     mine = site.tensor.indices[:, 0] == row
     cells, values = site.tensor.indices[mine, 1:], site.tensor.values[mine]
     record = {}
@@ -250,7 +250,7 @@ def new_files(folder: Path, out: Path) -> list[Path]:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 of a run's model."""
+    """Return the SHA-256 digest of a run's model file."""
     return hashlib.sha256((folder / run_folder.MODEL).read_bytes()).hexdigest()
 
 
@@ -265,7 +265,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the position and the cells of each completed line.
+    """Yield the position and the cells of each line that is filled in.
 
     The CSV may be from any spreadsheet program. No two lines may have the same first cell.
     """

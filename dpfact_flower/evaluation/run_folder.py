@@ -42,7 +42,7 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write ``global_model.npz``: NAME, NAME_codes and NAME_text for each feature mode NAME."""
+    """Write ``global_model.npz``: arrays NAME, NAME_codes and NAME_text for each mode NAME."""
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
         arrays[vocabulary.name] = factor
@@ -142,7 +142,7 @@ class Review:
 
     `charts` counts the charts of patients with the highest scores. `confirmed` is the share of
     these charts that confirm the phenotype, in tenths. `near_charts` and `near_confirmed` are the
-    same for patients near the threshold. A share is given only for ten or more charts.
+    same figures for patients near the threshold. A share is given only for ten or more charts.
     """
 
     verdict: Literal["keep", "drop"]
@@ -163,7 +163,7 @@ class Names:
 def read_names(folder: Path, rank: int) -> Names:
     """Read the names and reviews, if any.
 
-    A person may also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
+    People may also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
     """
     path = folder / NAMES
     if not path.exists():
@@ -200,7 +200,7 @@ def checked_names(names: Names, rank: int) -> Names:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that a person can read."""
+    """Write indented JSON."""
     with replacing(path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
 

@@ -60,7 +60,7 @@ def summarise(
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
     `cohort` is a simulation's data. If `measured` is false, a simulation's summary is like that of
-    a deployment. `counted` means that the plan used the exact number of patients.
+    a deployment. If `counted` is true, the plan used the exact number of patients.
     """
     given = ""  # text after a claim, about facts taken from the data without noise
     if cohort is not None and coordinator.privacy.privacy == "patient":
@@ -91,7 +91,7 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and what the DPFact paper and TRIP would send for the same replies.
+    """Return the run's traffic, and that of the DPFact paper's method and TRIP for these replies.
 
     Both methods send all feature factors as float64 in both directions, without overhead. In TRIP
     (consensus ADMM), a site also sends the multipliers of its constraints.
@@ -199,7 +199,7 @@ def measure(
         scores(site.tensor, features, nonnegative=solver.nonnegative).astype(np.float32)
         for site in sites
     ]
-    # Sites with another loss did not minimise the squared error.
+    # Sites with a different loss did not minimise the squared error.
     errors = _errors(stores, sites, models()) if losses.find(solver.loss).is_squared else None
     fit_shared, fit_frequencies = fit(features), fit(code_frequencies(t for t, _ in models()))
     is_informative = fit_shared > fit_frequencies
@@ -239,8 +239,8 @@ def shared_error(
 ) -> SquaredError:
     """Return the total squared error after every patient is refitted to the shared features.
 
-    A small site's own model owes its fit mostly to chance. Such a fit cannot be compared with that
-    of systems whose sites share all feature factors. Scale the `tensors` as in the run.
+    A small site's own model owes its fit mostly to chance. Such a fit cannot be compared with the
+    fit of systems whose sites share all feature factors. Scale the `tensors` as in the run.
     """
     errors = []
     for tensor in tensors:
@@ -289,7 +289,7 @@ def _errors(
 ) -> Errors | None:  # fmt: skip
     """Return the paper's measure: the pooled errors of the sites' own models after each round.
 
-    Rounds that a site missed are left out. The last round's error over non-zeros is computed from
+    Rounds missed by any site are left out. The last round's error over non-zeros is computed from
     the `models` if no site measured it.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]

@@ -1,7 +1,7 @@
 """The result of a run: the content of ``summary.json``, with nearly all keys on one level.
 
 Each key is a field of a class in this module. If none of a class's values is known, the file has
-null for the first keys of the class and omits its other keys.
+null for the class's first keys and omits the class's other keys.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 class Spending:
     """The privacy cost of releases, as returned by `Guarantee.to_dict`.
 
-    `claim` describes how rigorously each epsilon is proven, and is shown next to it. `epsilon`
-    applies if a patient's record is added or removed, and `replacing` applies if it is replaced.
+    `claim` says how rigorously each epsilon is proven, and is shown next to that epsilon. `epsilon`
+    applies if a patient's record is added or removed, and `replacing` if a record is replaced.
     `alone` applies to secure sums if all other sites collude with the server.
     """
 
@@ -41,7 +41,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's spending and releases. The file also has each release's ``rho`` (zCDP)."""
+    """One site's spending and releases. The file also has each release's cost ``rho`` (zCDP)."""
 
     ledger: tuple[ReleaseEvent, ...]
 
@@ -94,7 +94,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models on all data. The first three are for the last round."""
+    """Errors of the sites' own models on all data. The first three fields cover the last round."""
 
     rmse: float
     fit: float
@@ -106,7 +106,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class AUC:
-    """Area under the ROC curve on test patients, as mean and standard deviation over splits."""
+    """Area under the ROC curve on test patients: the mean and standard deviation over splits."""
 
     mean: float
     spread: float

@@ -1,8 +1,8 @@
-"""Survey whether people can tell a run's phenotypes from made-up phenotypes.
+"""Test in a survey whether people can tell a run's phenotypes from made-up phenotypes.
 
 Half of the items are phenotypes of the model. A made-up item is a phenotype in which one leading
 code, or all codes of one mode, come from another phenotype. The key says which items are real, so
-nobody may read it before all answers are in. All files are as public as the model.
+nobody may read the key before all answers are in. All files are as public as the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
 _FEWEST = 8
-"""Smallest number of items, with two made-up items of each kind."""
+"""Minimum number of items, which gives two made-up items of each kind."""
 Kind = Literal["real", "other mode", "other code"]
 _WORDS: Mapping[str, str] = {
     "real": "phenotypes of the model",
@@ -136,7 +136,7 @@ Lists = Mapping[int, Mapping[str, Codes]]
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in random order. If the total is odd, one more is real."""
+    """Return real and made-up items in random order. If the total is odd, one more item is real."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)
@@ -182,7 +182,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code with another phenotype's code that ranks low or is absent here."""
+    """Replace a leading code with another phenotype's, which ranks low or is absent in this one."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)

@@ -2,7 +2,7 @@
 
 A share of patients is a number, or None if patients were not counted. A word replaces a number that
 would reveal a count below ten. ``<10`` means fewer than ten patients. ``all`` means all or nearly
-all patients. ``hidden`` means that a small count would follow from this and other numbers.
+all patients. ``hidden`` means that this number, together with others, would reveal a small count.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """The phenotypes, the `rates` of outcomes, and the share of patients `without` a phenotype."""
+    """The phenotypes, the `rates` of outcomes, and the share of patients `without` phenotypes."""
 
     patients: int
     phenotypes: tuple[Phenotype, ...]

@@ -58,7 +58,7 @@ def federate(
     ----------
     config : mapping, optional
         A run config with hyphenated keys, as in a run's ``config.toml`` (see ``dpfact settings``).
-        It needs `data` and `out`. Give either `config` or `sites`, not both.
+        It must set `data` and `out`. Give either `config` or `sites`, not both.
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
@@ -66,7 +66,7 @@ def federate(
     out : path, optional
         Folder for the run's files. If omitted, only `Run.save` writes the run to a folder.
     state_dir : path, optional
-        Folder for each site's ledger and own factors. If omitted, the ledgers are deleted after the
+        Folder for each site's ledger and own model. If omitted, the ledgers are deleted after the
         run, so they cannot limit later runs. If given, a private run also needs `max_epsilon` and,
         in patient mode, `patients`.
     max_epsilon : float
@@ -77,7 +77,7 @@ def federate(
     verbose : bool
         Whether to show Flower's log.
     **settings
-        Any run settings, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
+        Any run settings, spelled with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
 
     Raises
     ------
@@ -177,8 +177,8 @@ def as_cohort(
         a row per patient and a column per code, or a DataFrame of events (see `frames`). Events
         with a ``site`` column are split into sites. Unnamed sites become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. By default, a tensor's codes are numbered, and the
-        codes of events are those in the data. A private run then reveals these codes, which its
+        Public code lists, one per feature mode. By default, a tensor's codes are numbered, and code
+        lists for events are made from the data. A private run then reveals these lists, which its
         epsilon does not cover.
     window_days : int or None
         For events only; see `frames.read_events`.
@@ -290,13 +290,13 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     vocabularies, window_days
         See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon
-        See `dpfact_flower.federate`. Without `state_dir`, **a ledger lasts for one fit**: each fit
+        See `dpfact_flower.federate`. If `state_dir` is None, **ledgers last for one fit**: each fit
         spends `epsilon` again on the same patients, and no ledger records the total.
         Cross-validation with k folds needs k fits.
     settings : mapping, optional
-        Any other run settings, with underscores; see ``dpfact settings``. In patient mode,
-        ``patients`` should be a public estimate. Without an estimate, the plan uses the exact
-        number of patients, and treats this number as public.
+        Any other run settings, spelled with underscores; see ``dpfact settings``. In patient mode,
+        ``patients`` should be a public estimate of the total. By default, the plan uses the
+        exact number of patients, and treats this number as public.
 
     Attributes
     ----------

@@ -173,7 +173,7 @@ class Run:
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Plot how well phenotypes predict a label, by default the first, next to two baselines."""
+        """Plot how well phenotypes predict a label (default: the first), next to two baselines."""
         found = self.summary.measured.predictions if self.summary.measured else {}
         label = label or next(iter(found), "")
         if label not in found:

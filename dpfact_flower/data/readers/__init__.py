@@ -1,1 +1,1 @@
-"""Each reader turns the tables of one kind of EHR into a `Cohort`."""
+"""Readers, each of which turns the tables of one kind of EHR into a `Cohort`."""

@@ -6,12 +6,12 @@ SOURCE is a folder of eICU's tables (.csv, .csv.gz or .parquet), or a database.
 """
 modes = { treatments = 0, diagnoses = 0 }
 window = "days in encounter"
-min_patients = 20  # most hospitals in the demo have about ten, too few to factorise
+min_patients = 20  # most hospitals in the demo have about ten patients, too few to factorise
 
 [options.by]
 default = "region"
 choices = ["region", "unittype", "hospital"]
-help = "What forms a site."
+help = "How patients are divided into sites."
 
 [options.treatment_level]
 default = 3
@@ -91,7 +91,7 @@ DROP TABLE diagnoses;
 -- @count codes that are not of ICD-9, left out
 SELECT 'diagnosis', count(*) FROM listed WHERE NOT of_icd9;
 
--- Treatments are paths such as pulmonary|medications|bronchodilator, cut to the first components.
+-- Treatments are paths such as pulmonary|medications|bronchodilator, shortened to the first parts.
 -- @events
 SELECT 'treatments' AS mode, patient, encounter, treatmentoffset - hospitaladmitoffset AS time,
     array_to_string(string_split(treatmentstring, '|')[1:$treatment_level], '|') AS code

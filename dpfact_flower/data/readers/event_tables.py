@@ -1,12 +1,12 @@
 """Read any EHR from plain tables with one row per event.
 
 - Each feature mode has one or more tables. A table has columns for the patient, the code, and the
-  time or encounter. A column with descriptions of the codes is optional. An event is a patient's
-  distinct (encounter, minute, code).
-- Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column in
-  which only some times have an offset is refused.
+  time or encounter. A column with descriptions of the codes is optional. Each distinct
+  (encounter, minute, code) of a patient is one event.
+- Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A
+  column is refused if some times have an offset and others do not.
 - Impossible values are refused, such as a blank or NaN patient or code, an invalid date, or a
-  patient at two sites. Unused rows are counted.
+  patient at two sites. Rows that are not used are counted.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""The number added to minutes to mark them as UTC, and the number that marks an invalid time."""
+"""The number added to minutes to mark a time with an offset, and the mark of an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation|schl(ü|ue)ssel"),
     "time": ("time", "date|datum", "day"),
     "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode", "fall"),
 }
-"""Patterns in English and German column names, with the most certain patterns first."""
+"""Patterns of English and German names for each kind of column, most reliable patterns first."""
 _LIKE_A_NAME = re.compile(
     "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))"
     r"([^\W\d]|[ .()-]|icd-?(9|10))+"
 )
-"""Pattern of a column name. A first line that does not match may be a patient's data."""
+"""Pattern of a column name. Text that does not match may be a patient's data."""
 _NUMBER = re.compile(r"\d\D?\d\D?\d")
 """Three digits, as in a year. A first line with three digits may be a patient's data."""
 _ODD_CODES = {
@@ -160,7 +160,7 @@ class LabelTable:
             raise SettingsError(f"label: missing must be 0 or 1, got {self.missing!r}")
 
     def complete(self, patient: str, column: str) -> LabelTable:
-        """Return the same table with both column names filled in."""
+        """Return the same table with defaults for missing column names."""
         own, label = self.patient.strip(), self.column.strip()
         return replace(self, patient=own or patient, column=label or column)
 
@@ -182,7 +182,7 @@ def read(
     `dialect` apply to tables that are given as paths. `name` is the name of the single site, or of
     the cohort if there is a table of `sites`. By default, the table of sites has the patient column
     and a column ``site``. Patients who are not in that table are left out. Events occur together if
-    they are at most `window_days` days apart, or share an encounter if `window_days` is None.
+    they are at most `window_days` days apart or, if `window_days` is None, in one encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -243,7 +243,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # a smaller table
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # has fewer rows than loaded
                 bad, name = _NO_TEXT.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
         count(connection, place.name, "rows", found["true"])
@@ -362,7 +362,7 @@ def _hint(
 
 
 def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column for `what`. Prefer a column whose name resembles the mode's."""
+    """Return a likely column for the role `what`, preferably with a name similar to the mode's."""
     names = sorted(found, key=lambda name: mode[:3].lower() not in name)
     fits = (name for part in _LIKELY[what] for name in names
             if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip

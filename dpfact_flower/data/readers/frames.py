@@ -36,7 +36,7 @@ def read_events(
     """Read frames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps the standard column names, including ``mode`` and ``site``, to the frames' own names, as in
+    maps the standard column names, including ``mode`` and ``site``, to those of the frames, as in
     ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
     other labels, pass a mapping from each label to a frame with ``patient`` and a column named
     after the label. For the other arguments, see `event_tables`.
@@ -86,7 +86,7 @@ def read_events(
 def read_sites(
     frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
 ) -> Cohort:
-    """Read each site's events, a frame with a column ``mode``, into a tensor."""
+    """Read each site's frame of events, which must have a column ``mode``, into a tensor."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))

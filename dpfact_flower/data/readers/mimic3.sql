@@ -1,6 +1,6 @@
 /*
 help = """
-MIMIC-III, full or demo: one site per care unit (of the first ICU stay).
+MIMIC-III, full or demo: one site per care unit, by the first ICU stay.
 
 SOURCE is a folder of MIMIC's tables (.csv, .csv.gz or .parquet), or a database.
 """

@@ -4,17 +4,17 @@ MIMIC-IV, full or demo: one site per first care unit or service.
 
 SOURCE is a folder that contains hosp and icu (.csv, .csv.gz or .parquet), or a
 database. If icu is missing, sites are services unless you use --by. ICD-9 and
-ICD-10 codes are kept apart. By default, the 202 most frequent procedures, 316
+ICD-10 codes are kept apart. By default, the most frequent 202 procedures, 316
 diagnoses and 200 drugs are kept.
 """
 modes = { procedures = 202, diagnoses = 316, drugs = 200 }
 window = "encounter"
-folders = ["hosp", "icu", "core"]  # until version 1.0, core holds the admissions
+folders = ["hosp", "icu", "core"]  # up to version 1.0, core holds the admissions
 
 [options.by]
 default = ""
 choices = ["careunit", "service"]
-help = "What forms a site; default: the care unit, or the service if icu is missing."
+help = "How to form sites; default: by care unit, or by service if icu is missing."
 
 [options.drugs]
 default = false

@@ -1,6 +1,6 @@
 /*
 help = """
-National Hospital Discharge Survey 2010: one row per discharge, without newborns.
+National Hospital Discharge Survey 2010: one row per discharge, no newborns.
 
 SOURCE is NHDS10.PU.txt, plain or compressed as .bz2 or .gz.
 """
@@ -12,7 +12,7 @@ source = "lines"
 [options.by]
 default = "region"
 choices = ["region", "beds", "ownership"]
-help = "What forms a site; each region is split into hospitals under 300 beds and larger ones."
+help = "How to form sites; each region is split into hospitals under 300 beds and larger ones."
 */
 
 -- The script reads the public-use file of CDC's NCHS. Each line has fixed columns: newborn or not,

@@ -4,7 +4,7 @@ OMOP CDM 5.3 or 5.4: procedures x conditions, plus drug ingredients with --drugs
 
 SOURCE is a folder of .csv, .csv.gz or .parquet files, a DuckDB or SQLite file,
 or a database such as postgresql://user@host/database. By default, the whole
-CDM is one site. With --by, each care site is a site.
+CDM is one site. With --by, each care site becomes a site.
 """
 modes = { procedures = 0, conditions = 0, drugs = 0 }
 named = true

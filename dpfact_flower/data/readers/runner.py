@@ -1,7 +1,7 @@
 """Run readers that are written as SQL scripts.
 
-A script begins with a head, which is a TOML comment with the fields of `Script`. The statements
-after the head are run by DuckDB in order. Each statement ends with a semicolon at the end of a
+A script begins with a head, a comment that contains the fields of `Script` in TOML. DuckDB then
+runs the statements after the head in order. Each statement ends with a semicolon at the end of a
 line. A line above a statement may say what the statement is for:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
@@ -15,10 +15,10 @@ line. A line above a statement may say what the statement is for:
   column, ``part``, contains the text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query that returns places and row counts, to be reported as WHAT.
+- ``-- @count WHAT``: a query for row counts by place (such as a table), to be reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that counts faulty rows by place. A count above 0 is an error.
-- ``-- @events``: a query for mode, patient and code, and for encounter and time if the window needs
-  them. A time is a date, a timestamp, or minutes from any origin. After this query, the table
+- ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
+  and time. A time is a date, a timestamp, or minutes from any origin. After this query, the table
   ``people`` contains all patients who have events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
@@ -111,9 +111,9 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader that is an SQL script. Its head sets all fields except name and statements.
+    """A reader that is an SQL script. Its head sets all fields except `name` and `statements`.
 
-    - `modes`: the number of codes to keep in each feature mode (0: all). Modes are in the tensor's
+    - `modes`: for each feature mode, the number of codes to keep (0: all). Modes are in tensor
       order. If an option has the same name as a mode, the mode exists only if the option is true.
     - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
       number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
@@ -209,11 +209,11 @@ def read(
     """Read an EHR's tables into one tensor per site, as a script specifies.
 
     `reader` is the name of a script in this package (such as ``mimic4``) or in another installed
-    package, or a script's path. `source` is a place that `dpfact_flower.data.sources.open_source`
+    package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
     can open. `name` is the cohort's name, and defaults to the script's name. A script may require a
-    name, for example for a single site. If the script's window is in days, events at most
-    `window_days` days apart occur together. If `window_days` is None, only the encounter limits the
-    window. `given` contains values for the script's options and the `Options` of all readers.
+    name, for example for a single site. If the script's window is in days, events occur together if
+    they are at most `window_days` days apart. If `window_days` is None, the encounter alone limits
+    the window. `given` contains values for the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -239,7 +239,7 @@ def read(
 
 @dataclass
 class _Work:
-    """A running script. Its SQL can use `values`, and `labels` lists the labels so far."""
+    """A running script. Its SQL can use `values`, and `labels` lists the labels created so far."""
 
     script: Script
     connection: Connection

@@ -13,7 +13,7 @@ help = "Which claims to read."
 
 [options.valid_procedures]
 default = []
-help = "File of valid ICD-9 procedures; about half of the values are not procedures."
+help = "File that lists valid ICD-9 procedures; about half of the values are not procedures."
 
 [options.drop_last_patient]
 default = false
@@ -103,8 +103,8 @@ SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended FR
 
 -- The procedures of inpatient claims include diagnoses and other codes, left over from CMS's
 -- synthesis. Codes that look like ICD-9-CM procedures without dots (three or four digits) are kept,
--- which drops a third of the values. Some diagnoses, such as 4280, also look like that. A list of
--- true procedures would drop half of the values.
+-- which drops a third of the values. Some diagnoses, such as 4280, have this form too. A list of
+-- valid procedures would drop half of the values.
 CREATE TABLE valid AS SELECT unnest($valid_procedures) AS code;
 
 CREATE VIEW listed AS
