@@ -104,7 +104,7 @@ class InFlight:
 
 
 class Exchange:
-    """Requests to nodes, and the nodes' replies. `sent` is called with each message sent."""
+    """Requests to nodes, and the nodes' replies. `sent` is called with each message of `send`."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent

@@ -267,7 +267,7 @@ class RunSettings(Settings):
         "each reply is used when it arrives",
     )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
-        "stop", "ask sites before any charge if they would answer; stop: begin only if all "
+        "stop", "ask sites before any charge whether they would answer; stop: begin only if all "
         "would; leave-out: begin without the others",
     )  # fmt: skip
     rule: str = setting(

@@ -77,7 +77,7 @@ def audit_likelihood(
     """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
 
     The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
-    second is the largest such difference of a single release. The third is the smallest ratio, over
+    second is the worst such difference for a single release. The third is the smallest ratio, over
     all releases, of a canary's norm to the sensitivity.
     """
     game = _game(target, rng)

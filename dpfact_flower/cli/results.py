@@ -146,7 +146,7 @@ def review(
                help="Files to write: STEM.csv, STEM.html, STEM.key.json."),
     ] = None,
     seed: opt.Seed = None,
-    read: Annotated[Path | None, Option(help="A completed sheet whose verdicts to count.")] = None,
+    read: Annotated[Path | None, Option(help="A completed sheet, to count its verdicts.")] = None,
 ) -> None:  # fmt: skip
     """Check a phenotype against charts at the hospital: make a sheet, then count the verdicts.
 

@@ -7,7 +7,7 @@ for diagnoses only, because procedure codes reuse the same numbers.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group keeps
 its codes' prefix. All codes without a prefix are read in the ICD version that fits more of them.
-Dots are ignored. A group not named in `code_names` is described by its most frequent code.
+Dots are ignored. A group not named in `code_names` gets its most frequent code's description.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
     own = settings.distinct - 1  # -1: no site is distinct
     homes = rng.permutation(sites)
     for position, r in enumerate(range(shared, rank)):
-        # A distinct site gets every second local phenotype. The other ones go to all sites in turn.
+        # A distinct site gets every second local phenotype. The others go to sites in turn.
         home = own if own >= 0 and position % 2 == 0 else int(homes[position % sites])
         prevalence[:, r] = 0
         prevalence[home, r] = common.mean() * 0.5 / shares[home]  # higher at small sites

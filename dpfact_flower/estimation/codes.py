@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from dpfact_flower.tensor import Selection
 
 _MOST_PAIRED = 4000
-"""Maximum number of codes of which a start without noise uses all pairs. A site then releases up to
-8 million values."""
+"""Maximum number of codes for which a start without noise uses all pairs. A site then releases up
+to 8 million values."""
 _FREQUENT = 1000
 """Number of codes to pair if there are more than `_MOST_PAIRED` codes. In a synthetic cohort with
 13,515 codes, pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""

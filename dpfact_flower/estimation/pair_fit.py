@@ -3,7 +3,7 @@
 P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
 is the site's usage (weight) of each column of F. Diagonals are not released and have no effect.
 Coordinate descent with exact steps updates F row by row, and then all sites' usages. The product
-``P_t F``, which takes most of the time, is computed once and updated after each block.
+``P_t F``, which takes most of the time, is computed once and updated after each block of rows.
 """
 
 import math

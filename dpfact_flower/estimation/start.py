@@ -193,9 +193,9 @@ _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
 _TRIES, _POWER = 4, 15
 """Number of searches in addition to one per site, and maximum number of iterations."""
 _POWER_SETTLED = 0.01
-"""A search ends when no error reduction changes by more than this fraction of the largest one."""
+"""Searches end when no error reduction changes by more than this fraction of the largest one."""
 _UNLIKE = 0.5
-"""Largest cosine between two factors that one search may add."""
+"""Largest cosine between two factors that one step may add."""
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:

@@ -21,8 +21,8 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
-"""Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
-`_DOUBTED` if masses (see `code_counts`) are shifted by `_DEVIATIONS` deviations of their noise."""
+"""Surrogates are drawn only if a typical patient has up to `_FEW_CELLS` cells, and up to `_DOUBTED`
+if masses (see `code_counts`) are shifted by `_DEVIATIONS` standard deviations of their noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""

@@ -185,7 +185,7 @@ def enrichments(
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
     """Return how well the cosine of two codes' rows predicts that the codes share a group (AUC).
 
-    Chance gives 0.5. Codes of all modes are compared. The columns of `features` must have norm 1.
+    Chance gives 0.5. Codes are compared across modes too. Columns of `features` must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])

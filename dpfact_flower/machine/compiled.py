@@ -35,7 +35,7 @@ _given: str | None = getattr(config, "CPU_FEATURES", None)
 _own: str = get_host_cpu_features()  # type: ignore[no-untyped-call]
 
 WIDTH = 16 if "+avx512f" in (_own if _given is None else _given).split(",") else 8
-"""Number of float32 values per register. Rows in `tensor.stack` are padded to a multiple of it.
+"""Number of float32 values per register. `tensor.stack` pads rows to a multiple of `WIDTH`.
 
 If the processor's registers are narrower than 256 bits, LLVM combines several registers.
 """

@@ -1,8 +1,8 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
 Costs are exact for full-batch Gaussian noise. The neighbouring relation is that of the sensitivity.
-Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in DPFact), Canonne, Kamath & Steinke
-2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in the DPFact paper), Canonne, Kamath &
+Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
 
 import math

@@ -5,7 +5,7 @@ The text of an error goes to the site's own log, and only the error's code leave
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
 many seconds after the request arrived. If a reply is not ready by then, the delay is doubled until
 it is long enough, and the reply reports only that the round failed. The server therefore learns how
-often the delay was doubled, but not the exact duration.
+many times the delay was doubled, but not the exact duration.
 
 A message's time to live sets its round's deadline. A charge after the deadline would be wasted,
 because the server no longer collects the reply. The deadline is therefore checked before patients'

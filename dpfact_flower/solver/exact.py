@@ -31,7 +31,7 @@ _SWEEPS = 2
 
 _PATIENT_SWEEPS = 4
 """Number of column sweeps over A per MTTKRP. If A stays far from its optimum, single phenotypes
-become split in the feature factors."""
+are split in the feature factors."""
 
 _REFIT_SWEEPS = 30
 """Number of column sweeps over A that suffice for convergence if the feature factors are fixed."""

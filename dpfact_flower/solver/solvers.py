@@ -118,7 +118,7 @@ def solve(
 ) -> LocalResult:
     """Do a site's work in one round: reduce eq. (norm) in `settings.tau` passes.
 
-    `LocalProblem` explains the arguments, which may be floats of any precision here. Raise a
+    `LocalProblem` explains the arguments. Here, floats of any precision are accepted. Raise a
     `DivergenceError` if no step size reduces the objective.
     """
     if tensor.nnz == 0:

@@ -15,7 +15,7 @@ line. A line above a statement may say what the statement is for:
   column, ``part``, contains the text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for row counts by place (such as a table), to be reported as WHAT.
+- ``-- @count WHAT``: a query for places (such as tables) and row counts, to be reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that counts faulty rows by place. A count above 0 is an error.
 - ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
   and time. A time is a date, a timestamp, or minutes from any origin. After this query, the table

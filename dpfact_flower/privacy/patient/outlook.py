@@ -103,8 +103,8 @@ class Outlook(NamedTuple):
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal`
     compares the number of patients per phenotype with the noise in the start:
     ``(I / R) / (sigma sqrt(2 n T))`` for I patients, R phenotypes, n codes, T sites and noise level
-    sigma. The denominator is a random matrix's largest eigenvalue. `chance` is the chance that
-    every model of a real cohort beats every null model. The most helpful `levers` come first.
+    sigma. The denominator is the largest eigenvalue of the random noise. `chance` is the chance
+    that every model of a real cohort beats every null model. The most helpful `levers` come first.
     """
 
     verdict: Verdict

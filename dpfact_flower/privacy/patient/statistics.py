@@ -46,7 +46,7 @@ MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
 `_SAFETY` outweighs the rounding error in a norm."""
 MAX_PATIENTS = 2**27
-"""Maximum number of patients at a site, for which sums cannot overflow. The limit is constant so
+"""Maximum number of patients at a site. With so few, no sum can overflow. The limit is constant so
 that no refusal depends on patients' data."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # largest sum for which every thread keeps a copy

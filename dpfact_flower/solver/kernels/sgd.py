@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that rows move by at most `longest` (without limit if 0)."""
+    """Return `step`, shortened so that it moves a row by at most `longest` (if 0: no limit)."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
