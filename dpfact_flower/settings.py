@@ -27,7 +27,7 @@ LARGEST = 2**63 - 1
 MOST_REFINEMENTS = 100
 """Maximum number of refinement rounds in a patient-mode run."""
 MOST_SLOTS = 4
-"""Maximum number of slots in a secure sum. A site always reserves disk space for this number."""
+"""Maximum number of slots in a secure sum. A site always reserves disk space for this many."""
 _LOSS = "squared"
 _STEP = 0.3
 _PAPER_STEP = 0.01

@@ -110,7 +110,7 @@ def site_answer(
 
 @site_app.command("connect", **opt.PASSED_ON)
 def site_connect(context: typer.Context) -> None:
-    """Run Flower's SuperNode with the options of flower-supernode, and stop when it goes offline.
+    """Run a SuperNode with the options of flower-supernode, and exit when it goes offline.
 
     flower-supernode itself would keep running offline, so systemd would not restart it.
     """

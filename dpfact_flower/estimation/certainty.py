@@ -93,8 +93,8 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 def returns(factors: Factors, fits: Factors) -> Floats:
     """Return each phenotype's mean similarity (from 0 to 1) to the matching phenotypes in `fits`.
 
-    `fits` contains one array per mode, of shape (fits, codes, phenotypes), with the fits to the
-    `halves`. The similarity of two phenotypes is the product of their cosines over all modes.
+    `fits` contains the factors fitted to all `halves`: one array per mode, of shape (fits, codes,
+    phenotypes). The similarity of two phenotypes is the product of their cosines over all modes.
     """
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):

@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
 The Content-Security-Policy allows only the page's own script, identified by its hash. The same
-content always gives the same bytes. matplotlib and Jinja2 load slowly and are imported only on use.
+content always gives the same bytes. matplotlib and Jinja2 load slowly and are imported when needed.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the leading codes among one mode's `rows`. The largest weight must come first."""
+    """Return the leading codes of one mode. `rows` are sorted by weight, largest first."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 

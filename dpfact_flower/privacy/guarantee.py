@@ -28,7 +28,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text with the epsilon for replacing a record, or "" if `epsilon` is None."""
+    """Return text stating the epsilon for a replaced record, or "" if `epsilon` is None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"

@@ -52,9 +52,9 @@ class OwnSuperNode:
     """A SuperNode's address. Requests are sent only if a process of the given user listens there.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
-    bind its port and get answers that are charged to the hospital's budget. The listening process
-    is therefore checked before each request, and again before the answer is read. Connections are
-    closed after each request, because an open connection could belong to an earlier listener.
+    bind the SuperNode's port and obtain answers at the expense of the hospital's budget. Therefore
+    the listening process is checked before each request, and again before the answer is read. Each
+    connection serves one request, because an open one could belong to an earlier listener.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:

@@ -183,8 +183,8 @@ class ElasticRule:
 
         At site t, the solver moves an entry for phenotype r by the entry's gradient divided by
         ``Q_tr + pull Q_t``, where Q_tr is the phenotype's curvature (its usage) and Q_t is the mean
-        over all phenotypes. The weights are proportional to this divisor. The weighted mean thus
-        adds up the sites' gradients, and the iteration converges to a minimum of the pooled error.
+        over all phenotypes. Each weight is proportional to this divisor, so the weighted mean moves
+        along the sum of the sites' gradients and converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))

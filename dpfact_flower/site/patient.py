@@ -151,8 +151,8 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
 
     Let mu be the l2,1 weight. Up to a constant, the l2,1 term of the patient factor A is at most
     ``sum_r mu / n_r |A_r|^2 / 2``. Here, n_r is the norm of column A_r, estimated from phenotype
-    r's usage in the released start. A phenotype of average usage gets the weight `relative_l21`. A
-    phenotype whose usage is below the noise level is removed.
+    r's usage in the released co-occurrences. A phenotype of average usage gets the weight
+    `relative_l21`. A phenotype whose usage is below the noise level is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

@@ -36,9 +36,9 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Column norms against mu",
         "`relative-l21` is the weight `mu` divided by the average column norm of a site's "
-        "patient factor. A value therefore means the same at sites of any size. The penalty "
-        f"applies in the last {_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if "
-        "its column there is exactly zero.",
+        "patient factor. A given value therefore has the same effect at sites of any size. The "
+        f"penalty applies in the last {_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a "
+        "site if its column there is exactly zero.",
         [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
         if found else [],
         [

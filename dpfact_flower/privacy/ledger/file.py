@@ -27,7 +27,7 @@ from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 
 START = "0" * 64
-"""The hash used in place of a previous row's hash in the first row."""
+"""The first row has no predecessor, and uses this value as the previous row's hash."""
 
 
 class ReleaseKey(NamedTuple):
