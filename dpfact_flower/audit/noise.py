@@ -26,7 +26,7 @@ _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Minimum number of value pairs for which a correlation is tested."""
 _LEAST_COMPARED = 5
-"""Minimum number of values in compared releases. Five match by chance in one of 907**5 pairs."""
+"""Minimum number of values in compared releases. Five noises match with probability 907**-5."""
 _MOST_VALUES = 20_000
 """Maximum number of values per release in a correlation, enough to find any reused noise."""
 

@@ -119,7 +119,7 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 @compiled()
 def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
-    """Minimise ``x Q x / 2 - <target, x>`` over x >= 0, in place. The slope is target - Q x."""
+    """Minimise ``x Q x / 2 - <target, x>`` over x >= 0, in place. `slope` is target - Q x."""
     for _ in range(sweeps):
         for r in range(len(x)):
             if system[r, r] > 1e-12:

@@ -49,9 +49,9 @@ _THRESHOLD = 1.0
 """Soft threshold in a fit to all sites, in standard deviations of an entry's noise. With a
 threshold of 2, faint phenotypes in real data are lost, and refinement cannot restore them."""
 _SPLIT = 0.5
-"""Standard deviation of the fresh noise in the data to which candidates are fitted, relative to the
-releases' noise. A value of 0.5 makes the total noise 1.12 times as large. For the fresh noise in
-the test data, the inverse is used."""
+"""Ratio of standard deviations of fresh noise and of the releases' noise, in the data to which
+candidates are fitted. A ratio of 0.5 makes the total noise 1.12 times as large. In the test data,
+the ratio is the inverse."""
 _LEAST = 1e-6
 """Value that is added to every entry so that no column is empty."""
 _USAGE_SWEEPS = 50

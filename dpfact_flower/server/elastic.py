@@ -68,7 +68,7 @@ class ElasticRule:
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the factors or, during a start, of the code or pair counts."""
+        """Return the shapes of the factors or, until there are any, of the code or pair counts."""
         if self._started:
             return [factor.shape for factor in self.factors]
         if self._counts_codes:

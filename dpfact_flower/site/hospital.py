@@ -24,8 +24,8 @@ ANSWERING = ".answering"
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names the
-    other sites, with other patients, whose ledgers may be in the same `state-dir`.
+    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names
+    sites with different patients, whose ledgers may be in this site's `state-dir`.
     """
 
     source: SiteSource

@@ -1,7 +1,7 @@
 """Compute a site's releases in patient mode: one statistic per round.
 
-A release depends on the patients' cells, public settings, earlier releases and noise. No result
-without noise is carried over to the next round. In the last round, the site only stores the
+A release depends on the patients' cells, public settings, earlier releases and noise. Noiseless
+results are never carried over to the next round. In the last round, the site only stores the
 request. Later, the hospital fits its own model, anchored to the global factors (`refit`). No reply
 waits for the fit, whose duration and success depend on patients' data. The model stays at the site.
 """

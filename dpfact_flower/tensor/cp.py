@@ -76,7 +76,7 @@ class CPModel:
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """Return the same model with feature columns of norm 1, by scaling the patients' factor."""
+        """Scale feature columns to norm 1, and the patients' factor to keep the model unchanged."""
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))

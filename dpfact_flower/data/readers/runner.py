@@ -115,8 +115,8 @@ class Script:
 
     - `modes`: for each feature mode, the number of codes to keep (0: all). Modes are in tensor
       order. If an option has the same name as a mode, the mode exists only if the option is true.
-    - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
-      number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
+    - `window`: how events are paired: ``days`` (within a number of days, or in one encounter if the
+      number is 0), ``days alone``, ``days in encounter`` (both conditions) or ``encounter``.
     - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
       with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.

@@ -164,7 +164,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step to which released values are rounded, in their units, or 0 if unknown."""
+    """Return the step of which released values are multiples, in their units, or 0 if unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 

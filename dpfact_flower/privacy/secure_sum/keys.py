@@ -78,7 +78,7 @@ class Terms:
     """The public terms of all secure sums in a job, which are the same for every site.
 
     `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
-    names of all sites in order. At most `colluding` sites collude with the server, and at most
+    sorted names of all sites. At most `colluding` sites collude with the server, and at most
     `dropouts` sites may be lost during a sum.
     """
 

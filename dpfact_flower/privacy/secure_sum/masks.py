@@ -39,7 +39,7 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int | None, ratio: float) -> int:
     """Return the number of bytes to send for each word so that no sum overflows.
 
-    The unit is the standard deviation of one site's noise. The sum contains up to `patients` terms
+    One unit here is the standard deviation of one site's noise. The sum has up to `patients` terms
     of at most `ratio` units, and at most 64 units of noise. The words can hold 16 times this sum.
     """
     if patients is None:
