@@ -103,18 +103,16 @@ def claim_of(events: Sequence[ReleaseEvent]) -> str:
 def positive(name: str, value: object) -> float:
     """Return `value` as a float. Raise a SettingsError unless `value` is finite and above 0."""
     # Real and Integral include NumPy scalars, but also bool, which is not allowed here.
-    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    if not 0 < number < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
-    return number
+    return float(value)
 
 
 def at_least_one(name: str, value: object) -> int:
     """Return `value` as an int. Raise a SettingsError unless `value` is an integer of 1 or more."""
-    number = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
-    if number < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise SettingsError(f"{name}: must be an integer of 1 or more, got {shown(value)}")
-    return number
+    return int(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
