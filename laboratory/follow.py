@@ -42,6 +42,7 @@ LEFT_OUT = (
      "needs a SuperLink that keeps running; tests/runtime has one"),
     (r"^dpfact centre admit ", "asks a person; tests/runtime answers"),
     (r"postgresql://", "needs a database server; tests/data/readers has one"),
+    (r"synpuf-1-to-20", "needs eighteen of SynPUF's twenty samples"),
     (r"^python -m (simulation|benchmarks|laboratory)\b|^make (test|paper|bench)$",
      "minutes to hours; the suite runs each of them on little"),
     (r" --read ann.csv ", "needs clinicians' answers; tests/evaluation/test_survey.py has some"),
