@@ -218,15 +218,15 @@ def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, mo
 @pytest.mark.parametrize("split", [1, 3, 5])
 def test_a_run_goes_on_bit_for_bit(tmp_path, split):
     whole = run_rounds(make(tmp_path / "whole", job="j"), 6)
-    run_rounds(make(tmp_path / "parts", job="j"), split)
-    second = make(tmp_path / "parts", job="j", resume=True)
+    run_rounds(make(tmp_path / "in" / "parts", job="j"), split)
+    second = make(tmp_path / "in" / "parts", job="j", resume=True)
     assert second.finished_rounds == split
     run_rounds(second, 6)
     assert_bits(second.factors, whole.factors)
     assert second.records == whole.records
-    histories = [(tmp_path / name / HISTORY).read_bytes() for name in ("whole", "parts")]
+    histories = [(tmp_path / name / HISTORY).read_bytes() for name in ("whole", "in/parts")]
     assert histories[0] == histories[1]
-    one, other = (dict(np.load(tmp_path / name / CHECKPOINT)) for name in ("whole", "parts"))
+    one, other = (dict(np.load(tmp_path / name / CHECKPOINT)) for name in ("whole", "in/parts"))
     for name, array in one.items():
         np.testing.assert_array_equal(array, other[name])
 
