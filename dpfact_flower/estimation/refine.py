@@ -130,13 +130,13 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
     The prior mean is the site's share of all usage times the phenotype's total usage. The prior
-    variance is the squared deviation from this mean, minus the noise variance ``sigma**2``.
+    variance is proportional to the site's squared share. Its sum over sites and phenotypes is that
+    of all squared deviations from prior means, less the noise's (variance ``sigma**2`` each).
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
     total = np.maximum((noisy * share[:, None]).sum(axis=0) / np.square(share).sum(), 0)
     likely = np.outer(share, total)
-    # Deviations are assumed to grow with a site's share and to be equal for all phenotypes.
     spread = np.outer(np.square(share), np.full(len(total), np.square(total).mean()))
     unexplained = np.square(noisy - likely).sum() - noisy.size * sigma**2
     variance = spread * max(unexplained, 0.0) / max(spread.sum(), np.finfo(float).tiny)
