@@ -123,7 +123,7 @@ def use(python: str, package: Path, out: Path) -> None:
     assert dpfact("--version").startswith(f"dpfact-flower {__version__} (flwr ")
     assert "Releases of each site" in dpfact(PLAN)
     dpfact("init study -s rank=5")
-    assert re.search(r"other defaults: rank = 5\s", dpfact("settings --app study"))
+    assert re.search(r"different defaults: rank = 5\s", dpfact("settings --app study"))
     dpfact(RUN)
     assert (home / "run" / "summary.json").exists()
     if kind == "wheel":
