@@ -142,6 +142,8 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
     assert bytes_needed(10**8) <= max(sizes)
     assert bytes_needed(10_000) == 40_200 + 2**18
+    pairs, refinement = 21 + 210, 200 * (9 + 12) + 2 * 20_100
+    assert largest_run([range(9), range(12)], settings) == bytes_needed(pairs + 100 * refinement)
     assert bytes_to_reserve([], codes, settings) == 2**24  # without noise
 
 
