@@ -82,6 +82,12 @@ def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path
     assert world.answer(other).reply.startswith("[")
 
 
+def test_an_empty_folder_has_answered_no_first_round(world):
+    lost = replace(requests()[2], answered={"north": 1})
+    assert world.answer(lost).reply == "dpfact:state"
+    assert rolled_back_faults(world.folder / "north")
+
+
 def test_a_server_that_says_what_is_so_is_answered(world):
     asked = requests()
     for number in (1, 2, 3):
