@@ -131,7 +131,7 @@ def _round(tensor: Any, request: Any) -> None:
     from dpfact_flower.site.round import JobState
 
     codes = [tuple(map(str, range(size))) for size in tensor.feature_shape]
-    lists = tuple(Vocabulary(f"mode {number}", each) for number, each in enumerate(codes))
+    lists = tuple(Vocabulary(f"mode-{number}", each) for number, each in enumerate(codes))
     source = SiteData("bench", tensor, lists)
     ElasticRound(source, request, site="bench", simulation=False).run(JobState())
 
