@@ -1,7 +1,7 @@
 """Flower's entry points at a site: `app`, and `DPFactClient` for Flower's older API.
 
-The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
-config contains its `SiteSettings`. In a simulation, the node config contains Flower's
+The entry points unpack requests for a `Site` and pack the site's replies. In a deployment, a site's
+node config contains its `SiteSettings`. In a simulation, the node config contains Flower's
 `partition-id` and `num-partitions` instead, which select one of the sites in the run's data.
 """
 
@@ -61,8 +61,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`,
-    which apply only to the client's first request.
+    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`.
+    `came_in` and `time_left` apply only to the client's first request.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Report whether this site would refuse a round. Read no patient's data, and charge nothing."""
+    """Report whether this site would answer a round. Read no patient's data, and charge nothing."""
     return _answered(message, context, DPFactClient.preflight)
 
 

@@ -2,10 +2,11 @@
 
 `RetryingGrid` serves synchronous rounds, and `AsyncDispatcher` serves asynchronous runs.
 
-A site's process may exit after charging a release but before replying. The site then answers a
-repeated request from its ledger without a second charge. The server therefore repeats requests to
-lost sites until the round ends. Halfway through the round, every silent site gets its request once
-more, because Flower's SuperNode silently loses a message if its connection breaks during transfer.
+A site's process may exit after the site has charged a release but before it replies. The site then
+answers a repeated request from its ledger without a second charge. The server therefore repeats
+requests to lost sites until the round ends. A SuperNode whose connection breaks during a transfer
+loses the message without reporting an error. Halfway through the round, the server therefore sends
+every silent site its request once more.
 """
 
 import math
@@ -42,22 +43,22 @@ POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Maximum number of times that the server sends the same request to a node."""
 RETURN_SECONDS = 120.0
-"""Time in seconds for a lost SuperNode to return. The SuperLink readmits its key within 60 s."""
+"""Time in seconds for a lost SuperNode to return. The SuperLink readmits SuperNodes within 60 s."""
 LEAST_SECONDS = 10.0
-"""Minimum time left for a repeated request, for a process to start and send stored bytes."""
+"""Minimum seconds left to repeat a request, so that a site can start a process and then reply."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra time, as a share of a required round's time limit, for connected but silent sites."""
+"""Share of the time limit by which a required round is extended if connected sites are silent."""
 
 
 class RoundPolicy(NamedTuple):
     """The policy for missing replies in a round.
 
-    If the round is `charged` to the sites' budgets, the server waits a while for lost sites. If the
-    round is `required` by later rounds, sites that connect late also get the request. At the end of
-    a required round, connected sites that have not replied get the request again, with extra time
-    to answer. Nodes in `left_out` never get a request. If fewer than `quorum` sites reply within a
-    shortened time limit, the missing sites get another `grace` seconds.
+    If the round is `charged` to the sites' budgets, the server waits up to `RETURN_SECONDS` for
+    lost sites. If the round is `required` by later rounds, sites that connect late also get the
+    request. At the end of a required round, connected sites that have not replied get the request
+    again, with extra time to answer. Nodes in `left_out` never get a request. If fewer than
+    `quorum` sites reply within a shortened time limit, the other sites get `grace` seconds more.
     """
 
     charged: bool = False
@@ -90,7 +91,8 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent for the first time or again.
 
-        A site that was too slow replied with a `RoundFailedError`. Its release may be ready by now.
+        A site that was too slow replied with a `RoundFailedError`. If the site is asked again, its
+        release may be ready.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -104,14 +106,14 @@ class InFlight:
 
 
 class Exchange:
-    """Requests to nodes, and the nodes' replies. `sent` is called with each message of `send`."""
+    """The requests to all nodes, with their replies. `send` calls `sent` with each message."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
         self.flights: dict[int, InFlight] = {}
 
     def due(self) -> set[int]:
-        """Return the nodes to which a request may now be sent, for the first time or again."""
+        """Return the nodes to which a request may be sent now, for the first time or again."""
         latest = time.monotonic() + LEAST_SECONDS
         return {
             node for node, flight in self.flights.items()
@@ -161,9 +163,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
-    `sent` is called with each message that the Grid adds to the caller's. `policy` applies to the
-    next round. `seconds` contains the reply time of each node that answered in the last round.
-    `registered` contains the registered name of every node that has ever connected.
+    `sent` is called with each message that the Grid sends in addition to the caller's messages.
+    `policy` applies to the next round. `seconds` contains the reply time of each node that answered
+    in the last round. `registered` contains the registered name of every node that ever connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -291,7 +293,7 @@ def _says(reply: Message, error: type[errors.DPFactError]) -> bool:
 
 
 _UNKNOWN = ("No query function registered", "Invalid message type: query")
-"""Error texts of ClientApps that lack this package's `query`, and therefore have no preflight."""
+"""Error texts of ClientApps that have no `query` function and thus cannot answer a preflight."""
 
 
 def ask_ready(

@@ -27,10 +27,10 @@ from dpfact_flower.wire.protocol import SiteReply
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
 
-    In Flower's ``ServerConfig``, set the number of rounds to ``coordinator.rounds``, for which the
-    privacy budget is planned. In a resumed run, set it to the number of remaining rounds. Also set
-    ``round_timeout`` there, because Flower itself enforces the deadline in this API. Only the bytes
-    of serialised arrays are recorded as a round's traffic.
+    In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds``, for which the
+    privacy budget is planned. In a resumed run, set ``num_rounds`` to the number of remaining
+    rounds. Also set ``round_timeout`` there, because Flower itself enforces the deadline in this
+    API. Only the bytes of serialised arrays are recorded as a round's traffic.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

@@ -24,7 +24,7 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""Function that sends requests, waits for lost sites if asked, and returns replies by node."""
+"""Function that sends requests and returns replies by node. A flag says to wait for lost sites."""
 
 
 class SecureRounds:
@@ -40,7 +40,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Collect the keys of the sites that take part in sums, or read them in a resumed run."""
+        """Collect the keys of the sites that take part in sums. A resumed run reads saved keys."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         if coordinator.resumed and self._read():
@@ -68,7 +68,7 @@ class SecureRounds:
         )
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Return a round's first requests. In secure sums, nodes without a key get no request."""
+        """Return a round's first requests. In a secure sum, nodes without a key get no request."""
         coordinator = self._coordinator
         self.current, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -96,7 +96,8 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish the sum from the first attempt's replies. Return sites, failures and slot totals.
 
-        If the sum fails, the totals are empty, and only the sites that were charged are returned.
+        Each slot is a group of sites with a separate total. If the sum fails, there are no totals,
+        and only the sites that were charged are returned.
         """
         assert self.current is not None
         adding, request = self.current, self._coordinator.request(number)

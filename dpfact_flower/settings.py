@@ -100,7 +100,7 @@ class SolverSettings(Settings):
         1.0, "elastic weight relative to the curvature of a site's error, if gamma is below 0; "
         "psgd applies 0.3 of it", "[0, inf)",
     )  # fmt: skip
-    mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", "[0, inf)")
+    mu: float = setting(0.0, "l2,1 weight; if larger, sites drop more phenotypes", "[0, inf)")
     relative_l21: float = setting(
         0.1, "not psgd: l2,1 weight relative to a site's average column; 0: use mu", "[0, inf)"
     )
@@ -109,11 +109,11 @@ class SolverSettings(Settings):
     )
     nonnegative: bool = setting(True, "keep factors non-negative, so weights are interpretable")
     zeros: Literal["none", "stratified"] = setting(
-        "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
+        "stratified", "psgd: visit non-zero cells only (none), or also sampled zero cells"
     )
     zero_ratio: float = setting(2.0, "psgd, stratified: sampled zero cells per non-zero", "(0, 20]")
     clip: float = setting(
-        0.0, "psgd: bound L on the norm of a cell's gradient for each factor; 0: none", "[0, inf)"
+        0.0, "psgd: limit L on the norm of a cell's gradient for each factor; 0: none", "[0, inf)"
     )
 
     @property
@@ -131,7 +131,7 @@ class PrivacySettings(Settings):
     """Settings for the protection of releases. Each site enforces the privacy mode's guarantee."""
 
     privacy: Literal["patient", "paper", "none"] = setting(
-        "patient", "patient: proven, per patient; paper: DPFact's noise, claimed but not proven; "
+        "patient", "patient: proven for each patient; paper: DPFact's noise, with no valid proof; "
         "none: no protection",
     )  # fmt: skip
     epsilon: float = setting(
@@ -202,7 +202,7 @@ class PrivacySettings(Settings):
         """Return the solver's settings, adapted to this privacy mode.
 
         Paper mode uses the paper's elastic weight, because the paper's claim rules out weights that
-        depend on patients' data. Paper mode also replaces the default step size with the paper's.
+        depend on patients' data. The default step size is then replaced with the paper's too.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -210,7 +210,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver's settings for sites, which do not use `loss` in patient mode."""
+        """Return the solver settings to send to sites. In patient mode, sites do not use `loss`."""
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 
@@ -253,14 +253,14 @@ class RunSettings(Settings):
     seed: int = setting(0, "public seed for the start and the order of updates", "[0, 2147483648]")
     job: str = setting("", "name under which sites keep their state (default: random)", NAME)
     sites: int = setting(0, "number of sites to wait for before round 1; 0: the quorum", "[0, inf)")
-    min_sites: int = setting(1, "quorum: fewer replies leave the model unchanged", "[1, inf)")
+    min_sites: int = setting(1, "quorum: replies needed in a round to change the model", "[1, inf)")
     round_timeout: float = setting(
         600.0, "seconds that a site has to reply; also the message's time to live", "(0, 604800]"
     )
     wait_timeout: float = setting(300.0, "seconds to wait for the quorum to connect", "(0, 86400]")
     grace: float = setting(
-        0.0, "sync: seconds that a round lasts beyond the quorum's longest time so far; 0: until "
-        "round-timeout", "[0, 604800]",
+        0.0, "sync: seconds that a round waits beyond the longest time that the quorum has needed; "
+        "0: until round-timeout", "[0, 604800]",
     )  # fmt: skip
     aggregation: Literal["sync", "async"] = setting(
         "sync", "sync: rounds wait for the sites that were asked; async, in modes none and paper: "
@@ -274,8 +274,8 @@ class RunSettings(Settings):
         "", "elastic, patient, or a registered rule; empty: the privacy mode's default", NAME
     )
     start: Literal["auto", "cooccurrence", "random"] = setting(
-        "auto", "cooccurrence: sites' code pairs (mode none: WITHOUT noise); random: public "
-        "seed; auto: pairs if mode and rounds allow",
+        "auto", "cooccurrence: from counts of code pairs (mode none: WITHOUT noise); random; "
+        "auto: cooccurrence if possible",
     )  # fmt: skip
     elastic_step: float = setting(
         0.0, "server's elastic step per site; 0: eta * gamma for psgd with a given gamma, else the "
@@ -506,7 +506,8 @@ def _is_in(allowed: str, value: float) -> bool:
 def check_name(what: str, name: object, *, quote: bool = True) -> None:
     """Refuse a name that cannot be used in a file name, a message or a log.
 
-    For a site's file, set `quote` to false. In a damaged file, the name could be a patient's code.
+    If the name is from a site's file, set `quote` to false. A damaged file may have patients' data
+    in place of the name, and the error must not quote such data.
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__

@@ -22,8 +22,8 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
-"""Time in seconds for sites to recover after the server was killed. Flower ends the killed run
-within a minute. An executor that is waiting for parts of a message gives up two minutes later."""
+"""Time in seconds that sites may need to recover after the server is killed. Flower ends the killed
+run within a minute. An executor that waits for parts of a message gives up two minutes later."""
 
 
 class TrainOnlyStrategy(Strategy):
@@ -175,7 +175,7 @@ class DPFact(TrainOnlyStrategy):
         ]  # fmt: skip
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
-        """Send further requests to nodes within a round, and return the nodes' replies."""
+        """Send further requests within a round, and return the replies by node."""
         self._grid.policy = collect.RoundPolicy(charged=charged)
         messages = self._messages(requests)
         self._sent += messages
@@ -246,7 +246,8 @@ class DPFact(TrainOnlyStrategy):
 
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
         """Return this round's replies, keyed by the node that got the request."""
-        # The error for a lost node has the SuperLink's ID, so a reply's own node ID is not used.
+        # An error about a lost node comes from the SuperLink and has the SuperLink's node ID, so a
+        # reply's own node ID is not used.
         node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._sent}
         came: dict[int, Message] = {}
         for reply in replies:

@@ -1,4 +1,4 @@
-"""Hostile input for the audits: patients and transcripts designed to break a bound."""
+"""Hostile input for the audits: patients and requests designed to exceed the sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from dpfact_flower.privacy import replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of cells in a dense patient, enough to expose norms that grow with the number."""
+"""Number of cells in a dense patient, enough to expose a norm that grows with this number."""
 
 
 class Patient(NamedTuple):
@@ -105,7 +105,6 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose values are close to float32's largest and smallest numbers."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -161,14 +160,14 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Functions, keyed by name, that return values that a site might have released for the start."""
+"""Functions, keyed by name, that return values for a site's earlier release of co-occurrences."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
     """Return a trial's transcript. Successive trials cycle through all `FACTORS` and `STARTS`.
 
-    Every second trial requests a ridge, because a server may do so under any settings. The ridge's
-    strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
+    Every second trial requests a ridge penalty, because a server may do so under any settings. The
+    penalty's strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]

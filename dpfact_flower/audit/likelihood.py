@@ -1,16 +1,15 @@
 """Test that a site's replies reveal no more to the strongest adversary than the ledger states.
 
-The adversary knows everything except whether a group of patients is present.
-
-The audit repeats a tiny site's run many times, with and without the group. Each repetition starts
-from an empty ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman &
-Pearson). For a Gaussian mechanism, this ratio is normally distributed. The means with and without
-the group are mu standard deviations apart. The audit compares this mu with the ledger's.
+The adversary knows everything except whether a group of patients is present. The audit repeats a
+tiny site's run many times, with and without the group. Each repetition starts from an empty ledger.
+The most powerful test uses the log likelihood ratio of the replies (Neyman & Pearson). For a
+Gaussian mechanism, this ratio is normally distributed. Its means with and without the group are mu
+standard deviations apart. The audit compares this mu with the mu that the ledger states.
 
 The group consists of identical patients, the canaries. The group is large enough for the estimate
 of mu to be accurate. With Gaussian noise, mu for k canaries is exactly k times the mu for one
-(Dong, Roth & Su 2022, Theorem 2.14). The audit checks that the canaries reach the largest allowed
-norm in every release.
+canary (Dong, Roth & Su 2022, Theorem 2.14). The audit checks that the canaries reach the largest
+allowed norm in every release.
 """
 
 import math
@@ -43,7 +42,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance between the ratio's two means, in standard deviations, if the ledger is correct."""
+"""Planned distance between the ratio's means with and without the group, in standard deviations."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -57,7 +56,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The data with and without the group of `canaries`, and everything the adversary knows.
+    """The data with and without the group of canaries, and everything that the adversary knows.
 
     For each release, `sums` holds the sum without the group, in grid units, and the group's
     contribution, in standard deviations of the noise.
@@ -137,7 +136,7 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return the game for a tiny artificial site, with the epsilon and bound from the settings."""
+    """Prepare a tiny artificial site with the target's epsilon and bound, and canaries."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
     privacy = replace(  # equal costs, so that omitting any one release is noticed
@@ -174,10 +173,8 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
-    """Run a site from an empty ledger, and return the log likelihood ratio of each reply.
-
-    There is no ridge, so no sum depends on earlier replies, and the replies' log ratios add up.
-    """
+    """Run a site from an empty ledger, and return the log likelihood ratio of each reply."""
+    # No sum depends on earlier replies (there is no ridge), so the replies' log ratios add up.
     client, ratios = game.target.client(state_dir, site), []
     for planned, (base, part) in game.sums.items():
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())

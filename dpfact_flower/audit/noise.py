@@ -1,8 +1,8 @@
 """Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
-bounds. A test with only a bound of 1 would not notice code that uses the variance instead. The
-audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
+values of `bound`, because a bound of 1 alone would not reveal code that uses the variance instead.
+The audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
 also compares two answers between which a site has lost its state. Noise is compared at every
 offset, so a restarted random number generator is noticed.
 """
@@ -26,7 +26,7 @@ _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Minimum number of value pairs for which a correlation is tested."""
 _LEAST_COMPARED = 5
-"""Minimum number of values in compared releases. Five noises match with probability 907**-5."""
+"""Minimum number of values in compared releases. Five match by chance with probability 907**-5."""
 _MOST_VALUES = 20_000
 """Maximum number of values per release in a correlation, enough to find any reused noise."""
 
@@ -66,7 +66,7 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Run one round with one transcript, in as many jobs as `values` values require."""
+    """Run one round in as many jobs as necessary to get `values` noise values."""
     factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
     transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))

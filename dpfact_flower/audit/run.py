@@ -22,7 +22,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site import answer
 
 _PATIENTS = 200
-"""Maximum number of patients in an audit. The same code processes every patient."""
+"""Maximum number of patients in an audit. Few suffice, as the same code processes every patient."""
 
 
 def audit(
@@ -65,7 +65,7 @@ def audit(
     if folder:
         work["state"] = lambda: audit_state(folder)
     findings: list[Finding] = []
-    # Each audited run creates a ledger, and an active log would contain a warning for each.
+    # Disable the log, because each audited run creates a ledger and logs a warning about it.
     logger = logging.getLogger(answer.__name__)
     before, logger.disabled = logger.disabled, True
     try:

@@ -1,9 +1,10 @@
 """Test that adding a patient changes a release only by that patient's bounded contribution.
 
-Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
-sums are exact integers and may differ by at most the sensitivity. The difference must also equal
-the added patient's contribution. If not, another patient's contribution has changed. The added
-patients are chosen to reach the bound. If none does, the audit has tested nothing and fails.
+Two sites, one with an additional patient, receive the same requests from a server. Before noise is
+added, their sums are exact integers and may differ by at most the sensitivity. The difference must
+also equal the added patient's contribution. If not, another patient's contribution has changed. The
+added patients are chosen to reach the sensitivity. If no patient reaches it, the audit has not
+tested the sensitivity and fails.
 """
 
 import math
@@ -33,10 +34,7 @@ _CANARIES_A_TRIAL = 2
 def audit_sensitivity(
     target: AuditTarget, rng: np.random.Generator, *, trials: int = 24
 ) -> tuple[Finding, ...]:
-    """Test the sensitivity of every release in the plan with random and hostile input.
-
-    Each trial uses a small site, a transcript and two patients to add.
-    """
+    """Test the sensitivity of every release in the plan with random and hostile input."""
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
     changed = dict.fromkeys(planned, 0)

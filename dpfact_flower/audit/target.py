@@ -1,6 +1,6 @@
 """The audited site and run, and a simulated site that runs the real code.
 
-The auditor chooses the `Transcript`, which may be as hostile as a server can make it. A
+The auditor chooses the `Transcript` (a server's requests), which may be as hostile as possible. A
 `SimulatedSite` runs `PatientRound`, the code of a real site, on one data set.
 """
 
@@ -77,7 +77,7 @@ class AuditTarget:
                 anchors=anchors if "anchors" in carries else (),
                 selection=selection if "selection" in carries else (),
             )  # fmt: skip
-            # A server cannot send requests that the protocol's parser refuses.
+            # Parse the request, because a server can't send what a site's parser refuses.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
 

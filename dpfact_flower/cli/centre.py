@@ -94,7 +94,7 @@ def centre_admit(
 def superlink(context: typer.Context) -> None:
     """Run Flower's SuperLink with flower-superlink's options, and stop if its helper process stops.
 
-    flower-superlink itself would keep running, and every run would remain pending.
+    Without the helper, flower-superlink would keep running, but every run would stay pending.
     """
     run_superlink(context.args)
 
@@ -139,11 +139,11 @@ def submit(
 
 
 def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
-    """Show a deployed run's progress and sites, and the budget that each site used or lost.
+    """Show a deployed run's progress and sites, and the epsilon of each site's replies.
 
     FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon
-    covers the replies that arrived. If a reply was charged and then lost, only the site's own
-    ledger shows the cost, and this table may show - instead.
+    counts only replies that arrived. If a charged reply was lost, only the site's own ledger shows
+    the cost, and this table may show - instead.
     """
     from dpfact_flower.server.status import run_status
 

@@ -355,7 +355,6 @@ def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
 def _read_event_tables(
     values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
 ) -> dict[str, EventTable]:
-    """Return the event tables by mode, each with its own column names."""
     tables = {}
     for mode, text in _read_named("--mode", values).items():
         pattern, own = _with_keys(text, [*columns.names, "time-format"])
@@ -371,7 +370,6 @@ def _read_event_tables(
 
 
 def _read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
-    """Map each label's name to its table."""
     found = {} if died is None else {"died": LabelTable(died)}
     for name, given in _read_named("--label", others).items():
         if name in found:

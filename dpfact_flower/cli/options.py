@@ -1,7 +1,7 @@
 """Define the options that several `dpfact` subcommands share, and read these options.
 
-Flower requires Typer below 0.21, which does not show arguments' help texts if click is 8.5.
-Therefore each command's docstring explains its arguments.
+Flower requires Typer below 0.21. With click 8.5, such a Typer does not show the help texts of
+arguments, so each command's docstring explains the command's arguments.
 """
 
 import json
@@ -35,7 +35,7 @@ console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to. Refuse an unusable path now, not after hours of work."""
+    """Return a folder to write to. Refuse an unusable path before any work is done."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():

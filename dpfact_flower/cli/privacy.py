@@ -47,10 +47,9 @@ def plan(
     settings: opt.Set = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Plan a run in patient mode from public facts. Show its releases, noise, cost and prospects.
+    """Plan a run in patient mode from public facts: releases, noise, cost and expected quality.
 
-    The command reads no data and spends no budget. The server and the sites derive the same plan
-    from the same settings.
+    The command reads no data and spends no budget. The server and the sites derive the same plan.
     """
     from dpfact_flower.privacy.patient.outlook import delta_warning
     from dpfact_flower.privacy.patient.plan import plan_patient
@@ -231,8 +230,7 @@ def show(
 def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
     """Check the ledger's file, hash chain, released bytes and costs.
 
-    FOLDER is the site's folder, or the state-dir that contains it. The exit code is 1 if a check
-    fails.
+    FOLDER is the site's folder or its state-dir. The exit code is 1 if a check fails.
     """
     from dpfact_flower.privacy.ledger import Head, Ledger
 
@@ -264,8 +262,7 @@ def backup(
 ) -> None:
     """Copy a whole ledger, check the copy, and print its head, even while the site is running.
 
-    FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
-    owner.
+    FOLDER is the site's folder or its state-dir. Run this command as the ledger's owner.
     """
     from dpfact_flower.privacy.ledger import back_up
 
@@ -282,8 +279,7 @@ def restore(
     """Restore a lost ledger from a backup that has every row up to a given head.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
-    never replaced. A backup with missing rows is refused, because the cost of these rows would be
-    lost.
+    never replaced. A backup with missing rows is refused, because their cost would be lost.
     """
     from dpfact_flower.privacy import ledger
     from dpfact_flower.privacy.ledger import Head

@@ -73,8 +73,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    This command calls flwr run with a temporary SuperLink. The result is the same as with dpfact
-    run.
+    This command calls flwr run with a temporary SuperLink. The results equal those of dpfact run.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:
@@ -115,7 +114,7 @@ def demo(
 ) -> None:
     """Start here: simulate a run of six made-up hospitals, with noise.
 
-    The command needs no preparation and replaces an earlier demo. The last line of the output is
+    The command needs no preparation, and replaces an earlier demo. The last line of its output is
     the path of the report.
     """
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_summary

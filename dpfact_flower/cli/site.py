@@ -123,7 +123,7 @@ def site_check(
     key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key file.")],
     as_json: opt.AsJson = False,
 ) -> None:
-    """Check a site's setup, above all that only the installed code answers messages.
+    """Check a site's setup, especially whether only the installed code answers messages.
 
     Run this command as root, who can see all files, while the SuperNode and dpfact site answer are
     running. The exit code is 1 if a check fails.
@@ -150,7 +150,7 @@ def _show(findings: Sequence[Finding]) -> None:
 def metrics(config: opt.Config) -> None:
     """Print JSON for the hospital's monitoring: remaining epsilon, last charge, failures.
 
-    The figures must stay in the hospital. Run this command as the executor's user.
+    The figures must stay in the hospital. Run this command as the user who runs the executor.
     """
     from dpfact_flower.site.hospital import read_site_settings, site_metrics
 

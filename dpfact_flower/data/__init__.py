@@ -7,6 +7,7 @@ For each kind of EHR, `dpfact_flower.data.readers` has a reader: an SQL script o
 turns tables in DuckDB into patients, events and code descriptions. `cooccurrence` then counts which
 codes occur together. A run reads the hospital's `SiteData` file and does not need DuckDB.
 
-All sites share one `Vocabulary` for each feature mode. For a privacy guarantee, vocabularies must
-come from public lists, not from patients. Pass these lists to the reader as ``vocabularies=``.
+All sites share one code list (`Vocabulary`) for each feature mode, such as diagnoses. A privacy
+guarantee holds only if these lists are public and were not derived from patients' data. Pass public
+lists to the reader as ``vocabularies=``.
 """

@@ -1,12 +1,12 @@
-"""Store all patients' events in one DuckDB connection, in the same form for every EHR.
+"""Store all patients' events in one DuckDB database, in the same form for every EHR.
 
 For each feature mode, a reader supplies a relation with four columns and one row per event:
 
     patient, encounter and code (text), and time (minutes, BIGINT)
 
-`add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
-``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. Original encounters are not kept, as two patients' encounters may safely share a hash.
+`add_events` stores each event once. Patients, encounters and codes become 64-bit hashes. The tables
+``people`` and ``codes`` keep the original patients and codes. If two originals have the same hash,
+an error is raised. Encounters are compared only within a patient, so their originals are not kept.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Options(TypedDict, total=False):
     """Options that all readers share.
 
     `top` gives for each mode the number of most frequent codes to keep, or None to keep all codes.
-    `vocabularies` contains public code lists to use instead. Both are in the order of the modes.
-    `rolled_up` maps modes to groupings. Groups replace codes before `top` is applied. Sites with
-    fewer than `min_patients` patients are merged into one site, ``other``. If `keep_empty` is true,
-    patients without a cell are kept as empty rows. `memory` limits the memory that DuckDB uses
-    before it spills to disk.
+    `vocabularies` contains public code lists to use instead. `top` and `vocabularies` follow the
+    order of the modes. `rolled_up` maps modes to groupings, which are applied before `top`. Sites
+    with fewer than `min_patients` patients are merged into the site ``other``. If `keep_empty` is
+    true, patients without any codes that occur together are kept as empty rows. `memory` limits the
+    memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -138,11 +138,10 @@ def replace_codes(
     members: Mapping[str, Sequence[str]],
     texts: Mapping[str, str],
 ) -> tuple[int, int]:
-    """Replace a mode's codes with groups. Each group counts once per encounter and time.
+    """Replace a mode's codes with groups. A group counts once per patient, encounter and time.
 
     `members` maps groups to their codes, and `texts` maps groups to their descriptions. A code may
-    be in several groups. Events with other codes are dropped. Return the numbers of dropped events
-    and codes.
+    be in several groups. Drop all other codes. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for group, codes in members.items() for code in codes]
     connection.execute(

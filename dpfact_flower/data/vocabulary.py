@@ -191,9 +191,9 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, and convert its text to NFC, the Unicode form of codes."""
+    """Read a UTF-8 file, and convert its text to NFC, the Unicode form in which codes are kept."""
     try:
-        # Spreadsheets write a byte order mark.
+        # Spreadsheet programs write a byte order mark, which utf-8-sig skips.
         return normalize("NFC", path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None

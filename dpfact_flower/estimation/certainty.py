@@ -1,9 +1,10 @@
 """Estimate the chance that each phenotype is real, from a single run's releases.
 
-Let P be the releases, and let z be fresh noise with the same standard deviation as P's noise. Then
-the two halves, P + z and P - z, have independent noise, so fits to both halves can agree only
-because of the patients' data. A phenotype that is found from different random starts probably
-exists in other patients too. docs/explanation/certainty.md explains how far to trust the estimate.
+Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
+as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to both halves can
+therefore agree only because of the patients' data. A phenotype that such fits find from different
+random starting points probably exists in other patients too. docs/explanation/certainty.md explains
+how far to trust the estimate.
 """
 
 import math
@@ -33,7 +34,7 @@ _STEEP, _MIDDLE = 6.5, 2.7
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, _EVEN = 4.0, 0.5
 """Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
-patient has more cells than the first limit, the chance of absence is set to at least the second."""
+patient has more cells than the first limit, the second limit is their minimum chance of absence."""
 _ITERATIONS = 20
 """Number of iterations in a fit to one of the `halves`."""
 
@@ -43,7 +44,7 @@ def typical_counts(
 ) -> list[float]:
     """Return a typical patient's number of codes in each mode, or [] if the noise is too strong.
 
-    `cross` is as in `code_counts`.
+    For `cross`, see `dpfact_flower.estimation.surrogates.surrogates_of`.
     """
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
@@ -57,8 +58,8 @@ def halves(
     """Draw noise z `SPLITS` times, and yield each draw's halves P + z and P - z as matrices.
 
     `noise` is the standard deviation of the noise in each value of the sum of the packed releases.
-    The noise in a half's entries has the same standard deviation, because adding z multiplies it by
-    sqrt(2), and unpacking divides it by sqrt(2).
+    A half's entries have noise of the same standard deviation, because adding z multiplies the
+    standard deviation by sqrt(2), and unpacking divides it by sqrt(2).
     """
     total = _sum(releases)
     for _ in range(SPLITS):
@@ -106,7 +107,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     """Return the number of distinct phenotypes that probably exist in other patients (at least 1).
 
-    The arguments are as in `false_discovery`. If patients have many cells, phenotypes that are
+    For the arguments, see `false_discovery`. If patients have many cells, phenotypes that are
     `alike` count as one.
     """
     with one_blas_thread:

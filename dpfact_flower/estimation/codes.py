@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from dpfact_flower.tensor import Selection
 
 _MOST_PAIRED = 4000
-"""Maximum number of codes for which a start without noise uses all pairs. A site then releases up
-to 8 million values."""
+"""Maximum number of codes for which a start without noise uses all pairs. With 4,000 codes, a site
+releases 8 million values."""
 _FREQUENT = 1000
 """Number of codes to pair if there are more than `_MOST_PAIRED` codes. In a synthetic cohort with
-13,515 codes, pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""
+13,515 codes, pairing 4,000 codes instead was no better and took the server 65 s instead of 4 s."""
 
 
 def kept_codes(
@@ -33,8 +33,8 @@ def kept_codes(
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return each mode's number of codes to pair in a start without noise, or () for all codes.
 
-    If code lists are long, each mode gets an equal part of `_FREQUENT` codes. If a list is shorter
-    than its part, the other modes share the difference.
+    If code lists are long, each mode gets an equal share of `_FREQUENT` codes. If a mode's list is
+    shorter than this share, the other modes divide the rest among themselves.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

@@ -68,8 +68,8 @@ def fit(
     """Improve F and d alternately in at most `iterations` steps.
 
     A code stays in a factor only if the code contributes more than noise would. `threshold` is the
-    standard deviation of this noise in one entry. The fit ends when the relative change in
-    `explained` in one step is below `settled`.
+    standard deviation of this noise in one entry of P_t. The fit ends early if a step changes
+    `explained` by a fraction below `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -154,7 +154,7 @@ def _update_block(
 ) -> None:  # fmt: skip
     """Minimise the error over the block of F's rows whose first row is `first`.
 
-    `change` receives the steps. `gram` is updated here. The caller updates `products` afterwards.
+    `change` receives the changes to F. This function updates `gram`, but not `products`.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
@@ -163,7 +163,7 @@ def _update_block(
         old[:] = row
         _targets(rows, first, d, products, change, place, slope)
         for r in range(rank):
-            for s in range(rank):  # omit the row itself, because diagonals do not count
+            for s in range(rank):  # omit the row's product with itself, which is on the diagonal
                 system[r, s] = weights[r, s] * (gram[r, s] - row[r] * row[s])
                 slope[s] -= system[r, s] * row[r]
             slope[r] -= threshold * math.sqrt(max(system[r, r], 0.0))

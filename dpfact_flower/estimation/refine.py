@@ -1,15 +1,16 @@
 """Refine one mode's global factor from the sites' noisy least-squares statistics.
 
-Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'``, with
-its own noise. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K is
-the Khatri-Rao product of the other modes' factors, and H is the element-wise product of their Gram
-matrices. If there were no noise, the mode's best factor F would minimise the sum over t of
-``tr(F (G_t * H) F') / 2 - <M_t, F>``. Post-processing spends no budget.
+Each site t adds noise to ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'``,
+and releases both. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K
+is the Khatri-Rao product of the other modes' factors, and H is the element-wise product of the
+same factors' Gram matrices. If there were no noise, the mode's best factor F would minimise the sum
+over t of ``tr(F (G_t * H) F') / 2 - <M_t, F>``. Refinement on the server is post-processing, so it
+spends no privacy budget.
 
-Sites are weighted by their estimated usage of a phenotype so that other sites' noise does not hide
-a phenotype that occurs at only one site. As in the paper, the update is elastic: the factor is
-pulled toward the previous global factor. The pooled quadratic is minimised one column at a time,
-with a soft threshold proportional to the noise.
+Sites are weighted by their estimated usage of a phenotype, because otherwise other sites' noise
+would hide a phenotype that occurs at only one site. As in the paper, the update is elastic: the
+factor is pulled toward the previous global factor. The function in `Quadratic` is minimised one
+column at a time, with a soft threshold proportional to the noise.
 """
 
 import math
@@ -130,8 +131,8 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
     The prior mean is the site's share of all usage times the phenotype's total usage. The prior
-    variance is proportional to the site's squared share. Its sum over sites and phenotypes is that
-    of all squared deviations from prior means, less the noise's (variance ``sigma**2`` each).
+    variance is proportional to the site's squared share. Summed over sites and phenotypes, prior
+    variances equal the squared deviations from prior means minus the noise variances, ``sigma**2``.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -149,9 +150,9 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
     A residual and its variance across patients both grow with usage. Therefore weights of
     ``usage / (usage + noise)`` give the best signal-to-noise ratio. If noise is negligible, these
-    weights are equal. If noise dominates, they form a matched filter. `noise` is the variance of
-    the noise in one column of a site's statistic. This variance can be compared with usage, because
-    residuals have norms up to 1.
+    weights are equal. If noise dominates, these weights are proportional to usage (a matched
+    filter). `noise` is the variance of the noise in one column of a site's statistic. This variance
+    can be compared with usage, because residuals have norms up to 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -204,7 +205,7 @@ class RunningAverage:
     """A running average of each mode's releases, in which the earlier average has weight `share`.
 
     Different rounds have independent noise. If noise limits refinement, factors change little
-    between rounds. The average then has the same signal as a single round, but less noise.
+    between rounds. The average then has the same signal as a single release, but less noise.
     """
 
     def __init__(self, share: float) -> None:

@@ -3,8 +3,9 @@
 All sites' matrices are fitted jointly (`pair_fit`). Because the problem is not convex, the server
 compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
 and then to the separate matrices. A *grown* candidate gains factors where the residual is largest.
-Let P be the releases, and let z be fresh noise with the same standard deviation. Candidates are
-fitted to P + z / 2 and compared on P - 2 z, whose noise is independent (docs/explanation/start.md).
+Let P be the releases, and let z be fresh noise with the same standard deviation as P's noise.
+Candidates are fitted to P + z / 2 and compared on P - 2 z. The noise in these two sums is
+independent (docs/explanation/start.md).
 """
 
 import logging
@@ -41,17 +42,17 @@ many groups, which limits time and memory (docs/explanation/start.md)."""
 _RESTARTS = 6
 """Number of random candidates."""
 _POOLED, _JOINT, _LAST = 20, 10, 30
-"""Maximum numbers of iterations in fitting a random candidate to the sum over sites, any candidate
-to all sites, and the best candidate to the releases."""
+"""Maximum numbers of iterations in three fits: of a random candidate to the sum over sites, of any
+candidate to all sites, and of the best candidate to the releases."""
 _SETTLED = 1e-4
 """The last fit ends when an iteration changes `explained` by less than this fraction."""
 _THRESHOLD = 1.0
 """Soft threshold in a fit to all sites, in standard deviations of an entry's noise. With a
 threshold of 2, faint phenotypes in real data are lost, and refinement cannot restore them."""
 _SPLIT = 0.5
-"""Ratio of standard deviations of fresh noise and of the releases' noise, in the data to which
-candidates are fitted. A ratio of 0.5 makes the total noise 1.12 times as large. In the test data,
-the ratio is the inverse."""
+"""Standard deviation of the fresh noise relative to the releases' noise, in the data to which
+candidates are fitted. A ratio of 0.5 makes the total noise 1.12 times as large. In the data on
+which candidates are compared, the ratio is the inverse."""
 _LEAST = 1e-6
 """Value that is added to every entry so that no column is empty."""
 _USAGE_SWEEPS = 50
@@ -110,7 +111,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
     """Return sums over at most `_APART` groups of sites, and the square roots of group sizes.
 
-    Each sum is divided by the root of its group's size, and is then as noisy as a single release.
+    Each sum is divided by the square root of the group's size, to be as noisy as a single release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -180,8 +181,8 @@ def _restore_empty(fitted: Model, before: Model) -> Model:
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
 
-# A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` for the residuals R_t,
-# under a soft threshold. Exact updates of f and d alternate in several parallel searches.
+# Growth: a new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` for the
+# residuals R_t, under a soft threshold. Several parallel searches update f and d alternately.
 
 _STEP, _SWEEPS = 2, 4
 """Maximum number of factors added per step, and number of iterations that then fit all factors."""
@@ -199,7 +200,7 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors where the residual is largest. Return None if fewer than `rank` exceed the noise.
+    """Add `rank` factors where the residual is largest. Return None if too few exceed the noise.
 
     If all new factors of a step are below the threshold, the threshold is lowered for later steps.
     `noise` is the standard deviation of an entry's noise.

@@ -1,10 +1,11 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
 If patients have few codes, the factors that explain co-occurrences differ from the factors that
-explain the patients' data. Refinement would need dozens of charged rounds to remove the difference,
-but a fit to surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical
-number of codes in each mode. The probability of drawing a code depends on the codes already drawn
-(naive Bayes). With a certain probability, two codes are treated as unrelated.
+explain the patients' data. Refinement would need dozens of charged rounds to remove this
+difference. A fit to surrogate patients removes the difference without any charge, because such a
+fit is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of
+codes in each mode. The probability of drawing a code depends on the codes already drawn (naive
+Bayes). The more codes a typical patient has, the more often two codes are treated as unrelated.
 """
 
 import math
@@ -21,8 +22,8 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
-"""Surrogates are drawn only if a typical patient has up to `_FEW_CELLS` cells, and up to `_DOUBTED`
-if masses (see `code_counts`) are shifted by `_DEVIATIONS` standard deviations of their noise."""
+"""Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
+`_DOUBTED` cells after `code_counts` has shifted masses by `_DEVIATIONS` standard deviations."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""
@@ -42,8 +43,8 @@ def surrogates_of(
     """Draw patients like those at the sites, or return None if patients have too many codes.
 
     `start` was computed from `releases`, whose values have noise of standard deviation `sigma`.
-    `cross` is the weight of a block for two modes relative to a block for one mode. If `any_cells`
-    is true, patients may have any number of codes.
+    In the matrix of co-occurrences, `cross` is the weight of a block for two modes relative to a
+    block for one mode. If `any_cells` is true, patients may have any number of codes.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
@@ -100,14 +101,15 @@ def surrogate_patients(
 def code_counts(
     total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
 ) -> list[float]:
-    """Estimate a patient's mean number of codes in each mode from the blocks' masses (sums).
+    """Estimate a patient's mean number of codes in each mode from the co-occurrences `total`.
 
-    Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. The
-    block for modes m and n then has a mass of ``cross sqrt(k_m k_n)``, up to a scale. On that
-    scale, the block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second
-    mass divided by the first, ``k_n = 1 + 2 (cross q)^2 k_m``. `raised` is the standard deviation
-    of each entry's noise. Each mass is shifted by its own standard deviation so that the counts
-    increase. Counts range from 1 to `_MOST_CODES`.
+    The *mass* of a block of `total` is the block's sum. A block belongs to one mode or two modes.
+    Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. Up to
+    a common scale, the block for modes m and n then has a mass of ``cross sqrt(k_m k_n)``. The
+    block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass
+    divided by the first, ``k_n = 1 + 2 (cross q)^2 k_m``. `raised` is the standard deviation of the
+    noise in one entry. Each mass is shifted by the standard deviation of the mass, in the direction
+    that increases the counts. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]

@@ -1,9 +1,9 @@
 """Measure how clinically plausible phenotypes are: disease groups, code pairs and coherence.
 
-Groups and pairs are derived from the model and a public classification of its codes, so the results
-are as public as the model. Coherence is computed from a site's patients and stays at that site.
-Each figure is shown next to its mean over *shuffled* models, in which each code's weights are
-permuted among the phenotypes.
+Results for groups and pairs are derived from the model and a public classification of its codes, so
+these results are as public as the model. Coherence is computed from a site's patients and stays at
+that site. Each measure is shown next to its mean over *shuffled* models, in which each code's
+weights are permuted among the phenotypes.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Classification:
-    """The group of each code in a model, by mode. The entry is "" for a code without a group."""
+    """A classification: the group of each code of a model, by mode, or "" if there is no group."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
@@ -62,9 +62,9 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    `leading` counts the leading codes in the mode, and `codes` lists those in the group. `p_value`
-    is from a hypergeometric test, corrected for the number of groups (Bonferroni). `q_value` is
-    also corrected for the number of phenotypes (Benjamini and Hochberg).
+    `leading` counts the leading codes in the mode, and `codes` lists the leading codes in the
+    group. `p_value` is from a hypergeometric test, corrected for the number of groups (Bonferroni).
+    `q_value` is also corrected for the number of phenotypes (Benjamini and Hochberg).
     """
 
     phenotype: int
@@ -106,7 +106,7 @@ class ClinicalMeasures:
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
 ) -> tuple[ClinicalMeasures, ...]:
-    """Return the clinical measures for each usable classification, broadest first."""
+    """Return the clinical measures for each usable classification, body systems first."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     return tuple(_measured(model, vocabularies, known) for known in classifications(vocabularies))
 
@@ -137,7 +137,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's body system and disease group, or "" where none is enriched."""
+    """Return a phenotype's body system and disease group, or "" for one that is not enriched."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]

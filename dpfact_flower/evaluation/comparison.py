@@ -80,7 +80,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 
 def protection(summary: Summary) -> str:
-    """Return a run's epsilon and the claim about its proof, or ``without noise``."""
+    """Return a run's epsilon and how rigorously it is proven, or ``without noise``."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
@@ -206,7 +206,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Matrices, Matrice
 
 
 def by_chance(ours: Matrices, theirs: Matrices) -> list[float]:
-    """Compute each phenotype's `Pair.chance` by matching `ours` with mixed-up phenotypes."""
+    """Compute each phenotype's `chance` (see `Pair`) from matches with mixed-up phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

@@ -2,7 +2,7 @@
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
 1. A score therefore does not depend on how many codes a patient has. A score of 1 means that the
-record consists of the phenotype alone. The rule was chosen on separate tuning data.
+record consists of the phenotype alone. The thresholds below were chosen on separate tuning data.
 """
 
 from typing import Any

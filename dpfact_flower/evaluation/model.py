@@ -1,7 +1,7 @@
 """A run's global model: its phenotypes, and patients' scores for these phenotypes.
 
-The run's noise, if any, protects the model. Noise does not protect a membership table, which is
-computed from a site's data and stays at that site.
+In a run with noise, the noise protects the model. Scores are computed without noise from a site's
+data, so a table of scores (a membership table) must stay at that site.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. Phenotypes are numbered from 1 and may have a `name`.
 
-    The code with `place` 1 has the largest share in its mode. `weight` is the factor's entry, and
-    `share` is `weight` divided by its column's sum of absolute values. `lift` is `share` divided by
-    the code's mean share over all phenotypes. `false_discovery` is the probability that the
-    phenotype does not occur in other patients, or None if unknown.
+    In each mode of a phenotype, the code with `place` 1 has the largest share. `weight` is the
+    factor's entry, and `share` is `weight` divided by its column's sum of absolute values. `lift`
+    is `share` divided by the code's mean share over all phenotypes. `false_discovery` is the
+    probability that the phenotype does not occur in other patients, or None if unknown.
     """
 
     phenotype: int
@@ -66,8 +66,8 @@ class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
-    (patients, phenotypes). `without` is the number of patients who score 0 because they have none
-    of the model's codes. `missing` counts the model's codes that are absent from the site's lists.
+    (patients, phenotypes). `without` counts the patients who score 0 because they have no cell with
+    the model's codes. `missing` counts the model's codes that are absent from the site's lists.
     """
 
     patients: tuple[str, ...]
@@ -110,8 +110,8 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 class GlobalModel:
     """The model shared by a run's sites: a float32 factor, (codes, phenotypes), per feature mode.
 
-    `vocabularies` list the codes in each factor's rows. `names` maps a phenotype's number, from 1,
-    to the name given by a person. For `false_discovery`, see `CodeRow`.
+    `vocabularies` list the codes of each factor's rows. `names` maps a phenotype's number, from 1,
+    to the name that a person gave the phenotype. `CodeRow` explains `false_discovery`.
     """
 
     factors: Factors
@@ -137,7 +137,7 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique heading for each phenotype: its name, with its number if the name is taken."""
+        """A unique heading for each phenotype: the name, plus the number if the name is taken."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
@@ -176,11 +176,11 @@ class GlobalModel:
         return library("pandas").DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
-        """Score a site's patients, whether in the run or new, on the unchanged phenotypes.
+        """Return the scores of a site's patients for the phenotypes. The patients may be new.
 
-        In contrast, ``dpfact site refit`` fits the site's own model. Codes are matched by their
-        text. A site's code list may be longer or in a different order, and may lack some, but not
-        all, of the model's codes.
+        The phenotypes stay unchanged, whereas ``dpfact site refit`` fits the site's own phenotypes.
+        Codes are matched by their text. A site's code list may be longer or in a different order,
+        and may lack some, but not all, of the model's codes.
         """
         if not isinstance(site, SiteData):
             raise DataError(

@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
-The Content-Security-Policy allows only the page's own script, identified by its hash. The same
-content always gives the same bytes. matplotlib and Jinja2 load slowly and are imported when needed.
+Each page's Content-Security-Policy allows only the page's own script, identified by a hash. The
+same content always gives the same bytes. Slow libraries (matplotlib, Jinja2) load only when needed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def library(name: str) -> Any:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Raise a `DataError` about the folder if its files are damaged or inconsistent."""
+    """Turn errors inside the context into a `DataError` about damaged files in the folder."""
     library("matplotlib")
     undefined = library("jinja2").UndefinedError
     try:
@@ -192,7 +192,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     **{write.__name__: write for write in _WRITERS},
     # a position on a scale of width 160 that runs from odds ratio 0.1 to 10
     "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
-    # whether the odds ratio's interval lies between 0.1 and 10; with few patients, it is wider
+    # whether the odds ratio's interval lies between 0.1 and 10, as it does with enough patients
     "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
     "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",
 }

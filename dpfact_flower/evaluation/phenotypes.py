@@ -1,6 +1,6 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-No other module aggregates patients' values for a report. Because reports are shared, counts
+Only this module aggregates patients' values for a report. Because reports are shared, counts
 below ten patients are hidden. Every number that would reveal such a count is hidden too.
 """
 
@@ -40,7 +40,7 @@ _CODES = 8
 _FEWEST = 5
 """A coefficient needs at least this many patients with the outcome, and as many without it."""
 _LARGEST = 20.0
-"""Limit for a coefficient and its standard error. Larger values indicate separation."""
+"""Limit for a coefficient and its standard error. Larger values indicate perfect prediction."""
 
 
 def phenotype_table(
@@ -48,7 +48,7 @@ def phenotype_table(
 ) -> PhenotypeTable:
     """Describe every phenotype by the patients who have it.
 
-    `memberships` holds each site's `scores`. Labels that are missing at a site are left out.
+    `memberships` holds each site's `scores`. Labels that are missing at any site are left out.
     """
     has = [has_phenotype(scores) for scores in memberships]
     everybody, who = np.concatenate(memberships), np.concatenate(has)
@@ -118,7 +118,7 @@ def _tells_outside(
 ) -> NDArray[np.bool_]:
     """Return whether carrier counts reveal a small count among patients without the phenotype.
 
-    `carriers` counts a code's patients, `owners` the phenotype's, and `inside` those with both.
+    `carriers` counts patients with a code, `owners` with the phenotype, and `inside` with both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -148,8 +148,7 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
     """Return a phenotype's prevalence at each site, given its patient count at each site.
 
-    If the overall prevalence would reveal a small count, the smallest counts at the other sites are
-    hidden too.
+    If the overall prevalence would reveal a small count, the smallest other counts are hidden too.
     """
     shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
     small = [site for site, count in counts.items() if count < SMALL]
@@ -175,7 +174,7 @@ def _tells(
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Return the column norms of every site's patient factor, plotted against `mu` in the paper."""
+    """Return the column norms of every site's patient factor, which show each phenotype's usage."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),

@@ -105,9 +105,9 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
-    A cell shows a column norm of a site's patient factor, divided by the site's largest norm,
-    because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty set
-    to zero. If there are at most 60 phenotypes, they are labelled with their `names`, if any.
+    A cell shows the norm of a phenotype's column in a site's patient factor. Each norm is divided
+    by the site's largest norm, because norms grow with the number of patients. Crosses mark columns
+    that the l2,1 penalty set to zero. Up to 60 phenotypes are labelled with their `names`, if any.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
-Outcomes can be predicted well from the mere number of a patient's codes, and slightly even from
-random factors. Every AUC is therefore shown next to two baselines on the same splits: raw codes and
-code volume. Scores never leave a site, so only a simulation has an overall AUC.
+The number of a patient's codes alone can predict outcomes well, and even random factors have some
+predictive value. Every AUC is therefore shown next to two baselines' AUCs on the same splits: raw
+codes, and code volume. Scores never leave a site, so only a simulation has an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ SPLITS = 10
 TRAIN = 0.6
 """Share of the patients in the training set."""
 FEWEST = 5
-"""A group has an AUC only if each label value occurs in at least this many patients."""
+"""A group has an AUC only if at least this many patients have the outcome, and as many lack it."""
 _OVERALL = -1
 """Key of the group of all patients. The other keys are site numbers."""
 
@@ -39,9 +39,9 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
 
-    Each split divides the patients of all sites, stratified by site and label. All figures from one
-    split are therefore based on the same test patients. A column of `patient_factors` must stand
-    for the same phenotype at every site. Sites without the label are left out.
+    Each split divides the patients of all sites, stratified by site and label. All AUCs for a split
+    are therefore based on the same test patients. A column of `patient_factors` must stand for the
+    same phenotype at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}

@@ -1,7 +1,7 @@
 """Describe a run in words: phenotype titles, sentences for clinicians, and lines for a terminal.
 
-A title such as ``Stroke with hypertension`` says no more than the codes. A name given by a person
-is better. The same model always gets the same titles.
+Titles such as ``Stroke with hypertension`` are made from the codes alone. If a person has named a
+phenotype, that name is used instead. The same model always gets the same titles.
 """
 
 import math
@@ -25,8 +25,8 @@ _LAMBDA = 0.6
 _NAMED = 2
 """A title names at most this many codes from its first mode, and one from each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
-"""A title omits the leading codes shared by more than `_COMMON` of the phenotypes, and modes whose
-remaining leading codes all have less than `_ENOUGH` of the largest weight."""
+"""A title omits leading codes that more than `_COMMON` of the phenotypes share. A mode is omitted
+if its other leading codes all have less than `_ENOUGH` of the largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Pattern for the names of modes with treatments rather than diagnoses."""
 _FILLERS = re.compile(

@@ -121,7 +121,6 @@ def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
 
 
 def _grouped(pairs: Iterable[tuple[K, int]]) -> list[tuple[K, list[int]]]:
-    """Group numbers by key, and sort the groups by key."""
     groups: dict[K, list[int]] = {}
     for key, number in pairs:
         groups.setdefault(key, []).append(number)

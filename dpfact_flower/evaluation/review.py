@@ -2,8 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. The run folder receives only the decision, a name and, for ten or more charts, the number
-of charts and the rounded share of confirmed charts.
+hospital. Only the decision and a name are written to the run folder. If there are ten or more
+charts, the number of charts and the rounded share of confirmed charts are written there too.
 """
 
 import csv
@@ -45,7 +45,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """The content common to all keys: the model's digest, which identifies the run."""
+    """The content common to all key files: the model's digest, which identifies the run."""
 
     model: str
 
@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient on a sheet. The sheet hides the score, and whether it is near the threshold."""
+    """A patient on a sheet, which shows neither the score nor whether it is near the threshold."""
 
     patient: str
     score: float
@@ -64,7 +64,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The answer key of a chart review: scores, and which patients are near the threshold."""
+    """A chart review's key file: each patient's score, and whether it is near the threshold."""
 
     phenotype: int
     charts: tuple[Chart, ...]
@@ -86,7 +86,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Confirmed share, in tenths, and number of charts. Both are None below ten charts."""
+        """Share of confirmed charts, in tenths, and number of charts. None below ten charts."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -161,7 +161,7 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Count a sheet's verdicts, using its key. Error messages quote no verdicts or identifiers."""
+    """Count a sheet's verdicts with its key file. Errors quote no verdicts or identifiers."""
     key = read_key(sheet.with_suffix(_KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
@@ -255,7 +255,7 @@ def digest(folder: Path) -> str:
 
 
 def read_key(path: Path, kind: type[K], folder: Path) -> K:
-    """Read a sheet's key, and check that the key belongs to the run in `folder`."""
+    """Read a sheet's key file, and check that the file belongs to the run in `folder`."""
     if not path.exists():
         raise DataError(f"{path}: no such file; it was written together with the sheet (see --out)")
     key = run_folder.read_json_as(path, partial(parse_as, kind))

@@ -1,8 +1,7 @@
 """Read and write the files in a run folder. None of them contains an individual patient's data.
 
 ``config.toml`` contains everything needed to repeat the run. ``names.toml`` contains names and
-chart reviews of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in
-every round.
+chart reviews of phenotypes. `dpfact_flower.server` writes ``history.jsonl`` and ``checkpoint.npz``.
 """
 
 import json

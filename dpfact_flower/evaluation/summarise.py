@@ -59,8 +59,8 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is a simulation's data. If `measured` is false, a simulation's summary is like that of
-    a deployment. If `counted` is true, the plan used the exact number of patients.
+    `cohort` is a simulation's data. If `measured` is false, a simulation is summarised like a
+    deployment. `counted` says whether the privacy plan used the exact number of patients.
     """
     given = ""  # text after a claim, about facts taken from the data without noise
     if cohort is not None and coordinator.privacy.privacy == "patient":
@@ -91,10 +91,10 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and that of the DPFact paper's method and TRIP for these replies.
+    """Return the run's traffic, and the traffic of the DPFact paper's method and of TRIP.
 
-    Both methods send all feature factors as float64 in both directions, without overhead. In TRIP
-    (consensus ADMM), a site also sends the multipliers of its constraints.
+    Both methods would send all feature factors as float64 in both directions for each reply. In
+    TRIP (consensus ADMM), a site would also send the multipliers of its constraints.
     """
     records = coordinator.records
     replies = sum(len(record.sites) for record in records)
@@ -239,8 +239,8 @@ def shared_error(
 ) -> SquaredError:
     """Return the total squared error after every patient is refitted to the shared features.
 
-    A small site's own model owes its fit mostly to chance. Such a fit cannot be compared with the
-    fit of systems whose sites share all feature factors. Scale the `tensors` as in the run.
+    A small site's own model fits mostly by chance. The fit of such a model cannot be compared with
+    the fit of systems whose sites share all feature factors. Scale the `tensors` as in the run.
     """
     errors = []
     for tensor in tensors:

@@ -1,7 +1,7 @@
-"""The result of a run: the content of ``summary.json``, with nearly all keys on one level.
+"""The result of a run: the content of ``summary.json``, in which most keys are at the top level.
 
 Each key is a field of a class in this module. If none of a class's values is known, the file has
-null for the class's first keys and omits the class's other keys.
+null for the class's main keys and omits the class's other keys.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's spending and releases. The file also has each release's cost ``rho`` (zCDP)."""
+    """One site's spending and releases. ``summary.json`` also has each release's cost ``rho``."""
 
     ledger: tuple[ReleaseEvent, ...]
 
@@ -153,11 +153,11 @@ class Coherence:
 class Measured:
     """Measures of a simulation, which has all sites' data on one machine.
 
-    `fms` is the factor match score with the planted phenotypes, if there are any. `auc` is for the
-    first label. `errors` is None if the loss is not squared, or if no round has errors from all
-    sites. `fit_shared` is the share of the data that the shared factors explain after all patients
-    are refitted. `fit_frequencies` is the share that code frequencies alone explain. `coherence` is
-    None if nothing was learned.
+    `fms` is the factor match score with the planted phenotypes, if there are any. `auc` is the AUC
+    for the first label. `errors` is None if the loss is not squared, or if no round has errors from
+    all sites. `fit_shared` is the share of the data that the shared factors explain after all
+    patients are refitted. `fit_frequencies` is the share of the data that code frequencies alone
+    explain. `coherence` is None if nothing was learned.
     """
 
     fms: float | None

@@ -164,7 +164,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Replace the last mode's codes with those of a partner, chosen to have few codes in common."""
+    """Replace the last mode's codes with a partner's. Partners have few such codes in common."""
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}
 
@@ -182,7 +182,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code with another phenotype's, which ranks low or is absent in this one."""
+    """Replace a leading code with another phenotype's leading code that is weak or absent here."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)

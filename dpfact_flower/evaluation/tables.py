@@ -1,8 +1,9 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is a number, or None if patients were not counted. A word replaces a number that
-would reveal a count below ten. ``<10`` means fewer than ten patients. ``all`` means all or nearly
-all patients. ``hidden`` means that this number, together with others, would reveal a small count.
+A share of patients is a number, or None if patients were not counted. If the number would reveal a
+count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``all`` means
+all or nearly all patients. ``hidden`` means that the number, together with other numbers in the
+table, would reveal a small count.
 """
 
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """How much each site uses each phenotype: patient factors' column norms, (sites, phenotypes).
+    """How much each site uses each phenotype: the column norms of the sites' patient factors.
 
     Norms grow with a site's number of patients. `off` marks columns that the l2,1 penalty set to 0.
     """
@@ -106,9 +107,9 @@ class SharedPhenotypes:
 class Pair:
     """A phenotype's number, its partner's number in another run, and the similarity of the two.
 
-    `match` is the product of the cosines in all modes. `fair` is the product if every cosine is
-    0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes, whose modes come from
-    different phenotypes of the other run. Frequent codes alone can cause such matches.
+    `match` is the product of the cosines in all modes. `fair` is the value that this product has if
+    every cosine is 0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes, whose
+    modes come from different phenotypes of the other run. Such matches are due to frequent codes.
     """
 
     number: int
@@ -132,7 +133,7 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` is the result of `protection` for the other run. `rank` is the first run's rank.
+    `how` describes the other run's noise (see `protection`). `rank` is the first run's rank.
     """
 
     name: str

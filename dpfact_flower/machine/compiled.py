@@ -13,7 +13,7 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 
 
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles a kernel, which then runs without the GIL.
+    """Return a decorator that compiles a function, which then runs without the GIL.
 
     `options` are passed to `numba.njit`. Use different tags for kernels that are compiled from the
     same function but inline different functions.
@@ -30,7 +30,7 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     return decorate
 
 
-# numba caches code per set of processor features, so kernels may contain these constants.
+# Compiled code may contain `WIDTH`, because numba's cache separates processors by their features.
 _given: str | None = getattr(config, "CPU_FEATURES", None)
 _own: str = get_host_cpu_features()  # type: ignore[no-untyped-call]
 

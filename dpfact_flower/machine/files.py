@@ -44,7 +44,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Unless `path` exists, create a complete, durable file that only its owner can access."""
+    """Unless `path` exists, write it completely and durably, accessible only to its owner."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -89,7 +89,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space with a file. Call the yielded function just before you use the space.
+    """Reserve disk space with a file. To release the space for use, call the yielded function.
 
     Raise an OSError if the disk or a quota has too little space. On macOS and a few file systems,
     which cannot reserve space, only the free space is checked.
@@ -170,15 +170,15 @@ def _sync_folder(folder: Path) -> None:
 
 # At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
 # list faults for an administrator, including parent folders that a group may write to. Such folders
-# do not cause refusals, because many systems give each user a private group. The mask of an access
-# control list appears in the group's mode bits.
+# do not cause refusals, because many systems give each user a private group. Access control lists
+# need no separate check, because their mask appears in the group's mode bits.
 
 
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
-    A user who can change a record of releases could restore a spent budget. A missing path is
-    allowed. If `reading` is true, another user may own the path.
+    A user who can change a ledger could restore a spent privacy budget. A missing path is allowed.
+    If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()

@@ -32,7 +32,7 @@ def memory_used() -> int:
 
 
 def hold_beside(held: int) -> None:
-    """Record how many bytes a process with the same memory limit holds for this process."""
+    """Record how many bytes another process holds for this process under the same memory limit."""
     _beside[0] = held
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INTERPRETED = 3
-"""Number of words at the start of a command line, one of which may name the script."""
+"""Number of words at the start of a command line among which the command's name is searched."""
 _LISTENS = "0A"
 _TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -77,9 +77,9 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port on a loopback address may reach.
 
-    Return None if the address is no loopback address, or if the sockets are not visible (they may
-    belong to another container). Return an empty list if one of the host's addresses has no
-    listener, because any process could start listening on that address.
+    Return None if an address is not a loopback address, or if the sockets are not visible, for
+    example because they belong to another container. Return an empty list if one of the host's
+    addresses has no listener, because any process could start listening on that address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -12,9 +12,8 @@ _Thing = TypeVar("_Thing")
 class Registry(Generic[_Thing]):
     """A registry that finds objects by the names in a config.
 
-    `find` first searches this package's own objects (`known`), whose names are reserved. It then
-    searches the objects that this process registered, and finally the installed packages' entry
-    points in `group`.
+    `find` searches this package's own objects (`known`), whose names are reserved. `find` then
+    searches the objects that this process registered, and the installed entry points in `group`.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:
@@ -47,5 +46,5 @@ class Registry(Generic[_Thing]):
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Names of the installed entry points, cached because every charge needs them."""
+        """Names of the installed entry points, cached because each ledger charge looks them up."""
         return frozenset(entry_points(group=self._group).names)

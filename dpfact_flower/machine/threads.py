@@ -73,7 +73,7 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield the results of ``map(function, parts)`` in order. Threads compute a few ahead."""
+    """Yield the results of ``map(function, parts)`` in order. Threads compute some in advance."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # a single part needs no other thread

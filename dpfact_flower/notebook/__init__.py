@@ -1,5 +1,4 @@
 """DPFact's Python interface: a scikit-learn estimator, and runs on data in memory.
 
-`federated` runs DPFact on sites in memory. `run` presents the results as values, DataFrames and
-plots.
+`federated` runs DPFact on sites in memory. `run` presents results as values, tables and plots.
 """

@@ -51,14 +51,13 @@ def federate(
 ) -> Run:
     """Run DPFact with all sites in this process, in parallel threads.
 
-    The strategy, the client and the results are the same as with `flwr run`. Neither Ray nor a
-    network is needed.
+    The results are the same as with `flwr run`, but neither Ray nor a network is needed.
 
     Parameters
     ----------
     config : mapping, optional
         A run config with hyphenated keys, as in a run's ``config.toml`` (see ``dpfact settings``).
-        It must set `data` and `out`. Give either `config` or `sites`, not both.
+        The config must set `data` and `out`. Give either `config` or `sites`, not both.
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
@@ -67,8 +66,8 @@ def federate(
         Folder for the run's files. If omitted, only `Run.save` writes the run to a folder.
     state_dir : path, optional
         Folder for each site's ledger and own model. If omitted, the ledgers are deleted after the
-        run, so they cannot limit later runs. If given, a private run also needs `max_epsilon` and,
-        in patient mode, `patients`.
+        run, so they cannot limit later runs. If given, a run with noise also needs `max_epsilon`
+        and, in patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -135,7 +134,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return settings with which each site's ledger limits the spending in this privacy mode."""
+    """Return site settings that allow only this privacy mode and limit each site's epsilon."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -178,8 +177,8 @@ def as_cohort(
         with a ``site`` column are split into sites. Unnamed sites become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one per feature mode. By default, a tensor's codes are numbered, and code
-        lists for events are made from the data. A private run then reveals these lists, which its
-        epsilon does not cover.
+        lists for events are made from the data. A run then reveals these lists, and its epsilon
+        does not cover them.
     window_days : int or None
         For events only; see `frames.read_events`.
     keep_empty : bool
@@ -315,7 +314,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     Notes
     -----
-    Sites and cohorts can be indexed by patient, so both can be cross-validated directly. `y` and
+    Sites and cohorts can be indexed by patient, so scikit-learn can cross-validate on both. `y` and
     sample weights are not used.
 
     Examples

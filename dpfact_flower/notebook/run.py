@@ -32,7 +32,7 @@ class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
     A run contains no data about individual patients, and can be pickled. A simulation's measures
-    are computed from all sites' patients, so protect these measures like patient data.
+    are computed without noise from all sites' patients, so protect them like patient data.
 
     `model` holds the phenotypes that all sites share, and `summary` holds the content of
     ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """A statement of how the patients are protected, and how rigorously this is proven."""
+        """A statement of how patients are protected, and of how rigorously this is proven."""
         return dict(headline(self.summary))["privacy"]
 
     @property

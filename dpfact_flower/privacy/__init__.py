@@ -1,6 +1,6 @@
-"""Bound and perturb all data that leaves a site, and charge the privacy cost.
+"""Compute all releases that leave a site, add noise to them, and record their privacy cost.
 
-No other module of `privacy` imports `opacus_accountant`, which loads torch.
+No other module here imports `opacus_accountant`, because that module also imports torch.
 """
 
 from dpfact_flower.privacy.conversions import mu_for_epsilon as mu_for_epsilon

@@ -1,8 +1,9 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-Costs are exact for full-batch Gaussian noise. The neighbouring relation is that of the sensitivity.
-Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in the DPFact paper), Canonne, Kamath &
-Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+The costs are exact for Gaussian noise without subsampling. All costs refer to the neighbouring data
+sets for which the sensitivity holds. Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in
+the DPFact paper), Canonne, Kamath & Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth
+& Su 2022 (exact Gaussian DP).
 """
 
 import math
@@ -19,11 +20,12 @@ GAUSSIAN_DP = "Gaussian DP, exact"
 GAUSSIAN_DP_DISCRETE = "Gaussian DP, discrete noise"
 RDP = "RDP"
 
-# Margin that keeps the brackets around roots valid despite floating-point rounding errors.
+# Relative margin by which search intervals are widened, so that rounding cannot exclude a root.
 SLACK = 1e-12
-# Bound on the effect of using discrete instead of rounded Gaussian noise, absolute for epsilon and
-# relative for delta. For d released values, a lemma in docs/explanation/noise.md gives a bound of
-# (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
+# Bound on the error from treating discrete Gaussian noise as rounded Gaussian noise. The bound is
+# absolute for epsilon and relative for delta. For d released values, a lemma in
+# docs/explanation/noise.md gives a bound of (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a
+# million values.
 DISCRETE_SLACK = 1e-6
 # The lemma holds within these limits on the number of released values, epsilon and delta.
 _MOST_DISCRETE_VALUES = 2_000_000_000
@@ -31,8 +33,8 @@ _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
 # Keeps a logarithm's argument above 0 if two terms cancel in floating point (mu below 1e-15).
 _TINY = 1e-300
-# RDP orders. Opacus' own list stops at 63, which is too low for small costs. For orders above 1029,
-# the binomials that Opacus computes for subsampled steps overflow.
+# Orders at which RDP is evaluated. Opacus' own list stops at 63, but small costs need higher
+# orders. Above 1029, Opacus' binomial coefficients for subsampled steps overflow.
 RDP_ORDERS: tuple[float, ...] = (
     *(1 + x / 10 for x in range(1, 100)),
     *range(12, 64),
@@ -64,12 +66,12 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
     Each order alpha > 1 gives a valid
-    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. The derivative
-    of epsilon vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side
-    increases with alpha, so epsilon has one minimum. An inexact root still gives a valid epsilon.
+    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
+    is 0 where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side increases with
+    alpha, so there is only one minimum. With an inexact root, epsilon is still valid.
     """
     log_inverse = log_of_inverse(delta)
-    x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, the slope is >= 0
+    x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, epsilon's slope is >= 0
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, x)
@@ -79,7 +81,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return Opacus' epsilon from Renyi DP (Mironov 2017), if order alpha costs alpha rho."""
+    """Return epsilon from Renyi DP by Opacus' formula. At order alpha, the cost is alpha * rho."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -92,7 +94,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
     log_delta = -log_of_inverse(delta)
     if log_delta_gaussian(mu, 0.0) <= log_delta:
         return 0.0
-    # At `high`, the first term in `log_delta_gaussian` equals `delta`, so the result is smaller.
+    # At `high`, the first term of delta's formula equals `delta`, so the root is below `high`.
     high = mu * (mu / 2 - float(ndtri(delta))) * (1 + SLACK)
     return root_of(lambda e: log_delta - log_delta_gaussian(mu, e), 0.0, high)
 
@@ -115,7 +117,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
-    # `low` follows from the bound in `epsilon_gaussian`; use the formula without cancellation.
+    # `low` inverts `high` in `epsilon_gaussian`, with a formula that avoids cancellation.
     low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     high = 2 * low
     while log_delta_gaussian(high, target) < log_delta:
@@ -140,10 +142,8 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def root_of(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Find an increasing function's root in [low, high] by bisection, accurate to the last bit.
-
-    Importing scipy.optimize instead would take 0.13 s for each message in a deployment.
-    """
+    """Find an increasing function's root in [low, high] by bisection, accurate to the last bit."""
+    # Importing scipy.optimize instead would take 0.13 s for each message to a hospital.
     while low < (middle := low + (high - low) / 2) < high:
         if rising(middle) > 0:
             high = middle

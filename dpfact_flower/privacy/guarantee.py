@@ -1,6 +1,6 @@
-"""The privacy guarantee for all of a site's releases, with an epsilon from each accountant.
+"""Compute the privacy guarantee for a site's releases, with an epsilon from each accountant.
 
-The guarantee holds only if no mechanism exceeds the sensitivity stated in its events.
+The guarantee holds only if the sensitivity that each release's event states is correct.
 """
 
 import math
@@ -19,10 +19,7 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_
 
 
 def rounded_up(epsilon: float) -> str:
-    """Format an epsilon with four digits, rounded up so that the text never overstates privacy.
-
-    A rounding error in float64 arithmetic does not by itself raise the last digit.
-    """
+    """Format an epsilon with four digits, rounded up so that the text never overstates privacy."""
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
 
@@ -36,9 +33,9 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with its delta, accountant and claim, all of which appear in its text form.
+    """An epsilon, and the delta, accountant and claim that are always printed with the epsilon.
 
-    `replacing` is the epsilon for replacing a record if `epsilon` is for adding or removing one.
+    If `epsilon` is for adding or removing a patient, `replacing` is for replacing a record.
     """
 
     accountant: str
@@ -52,7 +49,7 @@ class Figure:
 
     @property
     def number(self) -> str:
-        """The figure as text, without the claim."""
+        """The epsilon, delta and accountant as text, without the claim."""
         return (
             f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
             f"{price_of_replacing(self.replacing)})"
@@ -61,7 +58,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The total cost of a list of releases, with a claim that the text form always includes.
+    """The total privacy cost of several releases. The text form always includes the claim.
 
     `rho` and `mu` are the total costs in zCDP and Gaussian DP. For secure sums, `alone` gives the
     epsilon that holds even if all other sites collude with the server.
@@ -91,7 +88,7 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``summary.json``."""
+        """Return a dictionary of plain values for ``summary.json``."""
         return {
             "epsilon": self.headline.epsilon,
             "delta": self.delta,
@@ -112,8 +109,8 @@ Accountant = Callable[[Sequence[ReleaseEvent], float], float]
 """A function that computes epsilon for one site's releases and a given delta, or raises a
 `MissingDependencyError` if a required package is missing."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
-"""Accountants for second opinions, keyed by the name printed with each figure. A site's decisions
-never depend on these accountants."""
+"""Additional accountants for comparison, keyed by the name that is printed with each epsilon. A
+site's decisions never depend on these accountants."""
 
 
 def account(
@@ -122,7 +119,7 @@ def account(
     """Add up the costs of one site's releases, all of which may involve the same patient.
 
     All releases must have the same unit and neighbouring relation. If `second_opinions` is true,
-    figures are included from all `accountants` whose packages are installed.
+    the result includes an epsilon from every accountant whose packages are installed.
     """
     if not events:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -136,10 +133,10 @@ def account(
     replacing: dict[str, float] = {}
     if neighbours == "add-remove":
         # Replacing a record means removing one record and adding another. By the triangle
-        # inequality, a sum over patients changes by at most twice the sensitivity. The cost is 4
-        # rho in zCDP and 2 mu in Gaussian DP, as for group privacy with two patients (Bun & Steinke
-        # 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack for discrete noise stays the same,
-        # because it does not depend on the data.
+        # inequality, this changes a sum over patients by at most twice the sensitivity. The cost is
+        # 4 rho in zCDP and 2 mu in Gaussian DP, as for group privacy with two patients (Bun &
+        # Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). `DISCRETE_SLACK` stays the same,
+        # because this bound does not depend on the data.
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)
@@ -179,7 +176,7 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
     }
     if unit == "entry":
         return bounds | {conversions.GAUSSIAN_DP: conversions.epsilon_gaussian(mu, delta)}
-    # The noise is discrete here, so only bounds that hold for discrete noise are used.
+    # Patient mode's noise is discrete, so only bounds that hold for discrete noise are used.
     discrete = conversions.epsilon_gaussian_discrete(mu, delta, count)
     if math.isfinite(discrete):
         return {conversions.GAUSSIAN_DP_DISCRETE: discrete} | bounds
@@ -196,8 +193,8 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Texts that name the facts that a patient-mode simulation takes from the data without noise. A
-single patient can change these facts unless public code lists and `patients` are given."""
+"""Notes on the facts that a patient-mode simulation takes from the data without noise. A single
+patient can change these facts unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors, which stay at the site without noise.",
     "Results computed from these factors, even if a simulation shows them: errors, use by site, "

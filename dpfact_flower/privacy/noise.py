@@ -4,13 +4,14 @@ Floating-point noise leaks information through its low bits (Mironov 2012). This
 arithmetic, so its samples have exactly the distribution in the proof: P(n) is proportional to
 exp(-n**2 / (2 SIGMA**2)) for all integers n, without truncation or rounding.
 
-The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. This rejection sampler
-proposes discrete Laplace values with scale `SIGMA`, a power of two. Every exponent is therefore a
-binary fraction, and every coin flip compares two integers. No number exceeds 2**49.
+The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. Its proposals are
+discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, every random decision
+can be made exactly by comparing two integers. No integer exceeds 2**49.
 
-The random bytes form one stream of bits, lowest bit first. If the bits run out during a draw, the
-buffer is refilled, and the draw is repeated from its first bit. Values therefore never share bits.
-The duration of a draw depends on the noise, never on the data (``docs/explanation/noise.md``).
+The sampler reads the random bytes as a stream of bits. If the stream ends in the middle of a
+sample, the sampler reads more bytes and redraws this sample from its first bit. No two samples
+share bits. The time to draw a sample depends only on the random bits, never on patients' data
+(``docs/explanation/noise.md``).
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from dpfact_flower.machine.compiled import compiled
 
 SIGMA_BITS = 24
 SIGMA = 1 << SIGMA_BITS
-"""Standard deviation of the noise, in units of the grid to which statistics are truncated."""
+"""Standard deviation of the noise, in grid units. Statistics are truncated to whole grid units."""
 
 Bits = NDArray[np.uint64]
 
@@ -30,25 +31,26 @@ Bits = NDArray[np.uint64]
 def discrete_gaussian(
     count: int, random_bytes: Callable[[int], bytes], bits: int = SIGMA_BITS, at_once: int = 4096
 ) -> NDArray[np.int64]:
-    """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation 2**bits.
+    """Draw `count` exact samples of the discrete Gaussian with standard deviation 2**bits.
 
     `random_bytes` is `os.urandom`, or a seeded source in simulations. Each sample uses about 24
-    random bytes. The values depend only on the stream of bytes, not on `at_once`, the number of
-    64-bit words read at a time. Only tests set `bits` below 24.
+    random bytes. `at_once` is the number of 64-bit words read at a time, and does not affect the
+    samples. Only tests set `bits` below 24.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
     done, position = 0, 0
     while done < len(samples):
         fresh = np.frombuffer(random_bytes(8 * at_once), "<u8").astype(np.uint64)
-        # Keep the last words, whose bits belong to the incomplete draw.
+        # Keep all words from the first bit of the incomplete sample on.
         words = np.concatenate([words[position // 64 :], fresh])
         done, position = _fill(samples, done, bits, words, position % 64)
     return samples
 
 
-# `words` holds the stream of bits, and `cursor[0]` is the next bit's position. Beyond the end, coin
-# flips have fixed results that end every loop, and `_fill` discards the incomplete draw.
+# In the functions below, `words` holds the random bits, and `cursor[0]` is the position of the next
+# unread bit. After the last bit, `_take` returns -1. Every loop then ends, and `_fill` discards the
+# incomplete sample.
 
 
 @compiled()
@@ -84,8 +86,8 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma) for gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    The algorithm flips a coin with probability gamma/k. This function flips two coins instead, with
-    probabilities 1/k and gamma. The coin that uses fewer bits comes first.
+    Algorithm 1 draws events with probability gamma/k. Here, each event combines two independent
+    events, with probabilities 1/k and gamma. The event that needs fewer bits is drawn first.
     """
     k = 1
     while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
@@ -97,7 +99,7 @@ def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> b
 def _exp_power(
     times: int, numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]
 ) -> bool:
-    """Return True with probability exp(-times * numerator / 2**bits), using up to `times` coins."""
+    """Return True with probability exp(-times * numerator / 2**bits), by repeated use of `_exp`."""
     fallen = 0
     while fallen < times and _exp(numerator, bits, words, cursor):
         fallen += 1
@@ -118,7 +120,7 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
             high += 1
         size = low + (high << bits)
         negative = _one_in(2, words, cursor)
-        if size > 0 or not negative:  # otherwise zero would occur too often
+        if size > 0 or not negative:  # reject -0, or 0 would occur too often
             return -size if negative else size
 
 
@@ -128,7 +130,8 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
     A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). The distance between
     |y| and S is whole * S + rest, so the probability is the product of exp(-whole**2 / 2),
-    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). All exponents are exact for every y.
+    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). Each of these three exponents is
+    represented exactly.
     """
     while True:
         value = _laplace(bits, words, cursor)

@@ -1,9 +1,9 @@
-"""Draw noise from the operating system, or from a seed in simulations.
+"""Draw noise from the operating system's random generator or, in simulations, from a seed.
 
-`Noise.gaussian` is for paper mode only, because it leaks information: the set of floats that a
-noisy value can take depends on the value before noise (Mironov 2012). The exact integers from
-`Noise.integers` have no such leak. `Noise.gaussian` never returns a value beyond 9.2 standard
-deviations. A true Gaussian value exceeds this limit with probability 2**-64.
+Only paper mode uses `Noise.gaussian`, because floating-point noise leaks information: the set of
+possible noisy values depends on the value before noise (Mironov 2012). `Noise.integers` avoids this
+leak by drawing exact integers. `Noise.gaussian` never returns a value beyond 9.2 standard
+deviations, although a Gaussian variable would do so with probability 2**-64.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ class Noise:
     def from_seed(cls, *key: int) -> Noise:
         """Make a source of repeatable noise for simulations, marked "seeded: not private".
 
-        `key` lists the seed, site and round. The site is included so that sites' noise differs.
+        `key` lists the seed, site and round, so that each site draws different noise in each round.
         """
-        # The key is hashed, because NumPy treats [7] and [7, 0] as the same seed and splits large
-        # integers.
+        # The key is hashed, because NumPy treats [7] and [7, 0] as the same seed.
         seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest(), "big")
         return cls(np.random.Generator(np.random.PCG64DXSM(seed)).bytes, seeded=True)
 
@@ -74,8 +73,8 @@ class Noise:
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Convert uniform 64-bit words to standard normal values.
 
-    One bit gives the sign, and 63 bits give the tail probability. Positive values are mirror images
-    of negative ones, so both tails have full floating-point precision.
+    In each word, one bit determines the sign, and 63 bits determine the tail probability. Positive
+    values mirror the negative values, so both tails have full floating-point precision.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

@@ -4,9 +4,9 @@ Importing this module imports Opacus and therefore torch. Once `register` has be
 accepts the name ``"zcdp"``, as in ``PrivacyEngine(accountant="zcdp")`` or
 ``get_noise_multiplier(..., accountant="zcdp")``.
 
-A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. The tight conversion
-over all orders turns this cost into epsilon. Under zCDP, subsampling does not reduce the cost. If
-any step has a sample rate below 1, Opacus' RDP analysis is therefore used for all steps.
+A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. `epsilon_zcdp_tight`
+converts the total cost to epsilon. zCDP cannot take advantage of subsampling. If any step has a
+sample rate below 1, the accountant therefore uses Opacus' RDP analysis for all steps.
 """
 
 import logging
@@ -44,7 +44,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
     """A zCDP accountant. Neighbouring data sets differ by one added or removed sample."""
 
     def __init__(self) -> None:
-        self.history: list[Step] = []  # as in Opacus' accountants; set by Opacus' calibration
+        self.history: list[Step] = []  # in Opacus' format, because Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Charge one step. A rate of 1 means a full batch. A lower rate means Poisson sampling."""

@@ -1,4 +1,4 @@
-"""Add noise to feature factors as in the paper, and compute the privacy cost (paper mode).
+"""Add noise to feature factors as in the DPFact paper, and compute the privacy cost (paper mode).
 
 The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
 privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return one factor's zCDP cost per round, either `rho` or an equal share of the budget."""
+    """Return one factor's zCDP cost per round: `settings.rho`, or an equal share of the budget."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta)
     return settings.rho or whole / (rounds * factors)
 
@@ -24,12 +24,13 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
 
     The solver is permutation SGD. The claim (Wu et al. 2017) assumes that the loss is L-Lipschitz,
     beta-smooth and convex in all updated variables, that eta <= 2/beta, and that each pass visits
-    every entry once. The visiting order and the start must not depend on the data. Clipping each
-    entry's data gradient to `clip` enforces the constant L for any loss, but the other assumptions
-    do not hold. The loss is not convex in all factors jointly, and the l2,1 step couples all
-    patients. Factors are carried over from round to round without noise. If a zero becomes a one,
-    the length of the pass changes. Sampled zeros may repeat, and the step size adapts to the data.
-    The returned value therefore only sets the scale of the noise and bounds nothing.
+    every entry once. The visiting order and the initial values must not depend on the data.
+    Clipping each entry's gradient to `clip` gives any loss the Lipschitz constant L = `clip`, but
+    the other assumptions do not hold. The loss is not convex in all factors jointly, and the l2,1
+    step couples all patients. Each round continues from factors without noise. If an entry changes
+    from zero to one, the length of a pass changes. A pass may visit a sampled zero twice, and the
+    step size adapts to the data. The returned value therefore only sets the scale of the noise and
+    is not a bound.
     """
     return 2 * tau * clip * eta
 
@@ -45,9 +46,9 @@ def perturb(
 ) -> Release:
     """Add Gaussian noise with variance sensitivity**2 / (2 rho), the paper's equation (priv).
 
-    The unit is one tensor entry, and neighbouring data sets differ in its value. Each factor's
-    sensitivity is computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must
-    contain the settings that produced the factors. `rho` is the zCDP cost of each factor.
+    Neighbouring data sets differ in the value of one tensor entry. Each factor's sensitivity is
+    computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must contain the
+    settings that produced the factors. `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = planned_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)

@@ -1,8 +1,8 @@
-"""Define a `Release`, the data that leaves a site, and the `ReleaseEvent`s that state the cost.
+"""Define `Release`, the data that leaves a site, and `ReleaseEvent`, which states its privacy cost.
 
-A `Release` is the only type that the Flower client puts into a message. A release has one immutable
-event per perturbed array, and events contain no information about the data. Only functions in
-`privacy` make a `Release`: `paper.perturb`, `patient.release` and the functions in this module.
+The Flower client sends patients' data only in the form of a `Release`. For each array with noise, a
+release has one immutable event, which contains no information about patients' data. Only functions
+in `privacy` make a `Release`: `paper.perturb`, `patient.release` and the functions in this module.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ NO_CLAIM = "none: no privacy guarantee"
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """One release of values with Gaussian noise.
+    """A record of one release of values with Gaussian noise.
 
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
-    `sensitivity` is the claimed bound on the L2 distance between the values of two neighbouring
-    data sets. `sigma` is the standard deviation, not the variance, of the noise on each value.
-    Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries of one
-    patient. In one of them, the unit is missing or replaced by another unit. `claim` states
-    whether the sensitivity is proven, and is printed with every figure computed from the event.
-    Noise marked `seeded` can be recomputed and therefore protects nothing. In a secure sum,
-    `own_sigma` is the standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
+    `sensitivity` is the claimed bound on the L2 distance between the noiseless values from two
+    neighbouring data sets. `sigma` is the standard deviation, not the variance, of the noise on
+    each value. Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries
+    of one patient. In one of the two sets, the unit is missing or replaced by another unit. `claim`
+    states whether the sensitivity is proven, and is printed with every epsilon computed from the
+    event. If `seeded` is true, the noise can be recomputed and therefore protects nobody. In a
+    secure sum, `own_sigma` is the standard deviation of the site's own noise, and 0 elsewhere.
     """
 
     name: str
@@ -117,10 +117,11 @@ def at_least_one(name: str, value: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """The values that a site sends. Each array with noise has an event, except in a secure sum.
+    """The values that a site sends, with one event for each array that contains noise.
 
-    The read-only float32 arrays are feature factors, with one row per code and one column per
-    phenotype, or one vector of statistics. In a secure sum, the arrays hold bytes.
+    `arrays` holds read-only float32 values: either feature factors, with one row per code and one
+    column per phenotype, or one vector of statistics. In a secure sum, `arrays` holds bytes
+    instead, and `events` is empty, because the `Share` was charged.
     """
 
     arrays: tuple[Array, ...]
@@ -129,10 +130,10 @@ class Release:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
-    """A site's contribution to a secure sum, with its noise. Only masked shares leave the site.
+    """A site's noisy contribution to a secure sum, which must be masked before it leaves the site.
 
-    `values` holds one slot after another, in units of the noise grid. `events` gives the cost of
-    these values' sum with the other sites' values, which the server learns.
+    `values` holds one slot after another, in grid units. The server learns only the sum of all
+    sites' shares, and `events` gives the cost of that sum.
     """
 
     values: NDArray[np.int64]
@@ -145,7 +146,7 @@ class Share:
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release from masked bytes, without events, because the `Share` was charged."""
+    """Make a release from masked bytes, without events, because the `Share` has the events."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 

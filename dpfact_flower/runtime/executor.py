@@ -2,7 +2,7 @@
 
 A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts that
 app at the hospital. Anyone who may submit a run can therefore run code at the hospital. This
-executor instead starts the installed `dpfact_flower.runtime.worker`. It never unpacks, installs or
+executor instead starts the installed `dpfact_flower.runtime.worker`, and never unpacks, installs or
 imports an app from the SuperLink.
 """
 
@@ -70,8 +70,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    While one process is busy, a second one would start more slowly and run out of memory earlier.
-    Its reply would therefore reveal how busy the first one is.
+    While one process is busy, a second process would start more slowly and run out of memory
+    earlier. The second process's reply would therefore reveal how busy the first process is.
     """
     is_busy = is_asked = False
 
@@ -100,9 +100,9 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 def _set_environment(state: Path) -> None:
     """Remove proxies from the environment, disable telemetry, and set the site's folders.
 
-    A proxy would also receive loopback traffic. The numba cache holds the code that draws the
-    noise. Because numba unpickles the cache, whoever can write to it controls the site. By default,
-    the cache is in the state folder. Flower needs a home folder on import, but keeps nothing there.
+    A proxy would also receive loopback traffic. By default, numba's cache of compiled code is in
+    the state folder, because anyone who can write to the cache can run code at the site. Flower
+    needs a home folder on import, but keeps nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

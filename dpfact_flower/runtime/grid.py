@@ -17,7 +17,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid that runs a ClientApp for nodes with the given configs, in parallel threads."""
+    """A Grid whose nodes, one for each given config, run a ClientApp in parallel threads."""
 
     def __init__(
         self,

@@ -81,8 +81,8 @@ def serve(
     _start(strategy, grid, watch)
     if cohort is not None and measured and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
-    # The stored config omits a generated job name, because sites refuse to repeat a job. It also
-    # omits a counted number of patients, because a repeated run would treat the number as public.
+    # The stored config omits a generated job name, because sites refuse to repeat a job. A counted
+    # number of patients is omitted too, because a repeated run would treat this number as public.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(strategy.coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
     if report:
@@ -176,7 +176,6 @@ def _write(
     measured: bool = False,
     watch: ProgressCallback = no_progress,
 ) -> None:
-    """Write the results of a finished run into its folder."""
     folder, model = config.app.run_folder, config.app.run_folder / run_folder.MODEL
     before = model.read_bytes() if model.exists() else b""
     earlier = run_folder.SUMMARY, run_folder.PHENOTYPES, run_folder.MODEL, run_folder.REPORT
@@ -211,7 +210,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add their reasons, which were logged in this process, to the error."""
+    """If sites refuse a run, add the reasons that they logged in this process to the error."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)

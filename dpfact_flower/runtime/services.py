@@ -9,7 +9,7 @@ around the following faults in Flower:
   keep the database busy for longer. The SuperExec and all ServerApps then exit.
 - When the SuperNode's connection fails unexpectedly, one of the SuperNode's threads ends, but the
   others continue.
-- If the executor is killed, the SuperNode waits for ever for the remaining parts of a reply.
+- If the executor is killed while it sends a reply, the SuperNode waits forever for the rest.
 - The SuperNode sends a reply only after it has received another message.
 """
 
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 def run_superlink(options: Sequence[str]) -> None:
-    """Run a SuperLink until it or its helper exits. `options` are those of `flower-superlink`."""
+    """Run a SuperLink with `flower-superlink`'s options until the SuperLink or its helper exits."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -54,7 +54,7 @@ def run_superlink(options: Sequence[str]) -> None:
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode until it stops or gives up. `options` are those of `flower-supernode`."""
+    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or gives up."""
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Before the SuperLink is imported, make it wait for other writers to its database."""
+    """Make the SuperLink wait longer for a busy database. Call this before Flower is imported."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -117,7 +117,7 @@ def _end_without_helper() -> None:
 
 def _helper_has_ended() -> bool:
     """Return whether the child that exited is the helper. Libraries also start child processes."""
-    with suppress(OSError):  # another part of the process has reaped the child
+    with suppress(OSError):  # other code in this process has already waited for the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             return Path(f"/proc/{ended.si_pid}/comm").read_text().strip() == _HELPER

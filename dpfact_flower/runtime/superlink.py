@@ -1,7 +1,8 @@
 """Submit a run to a SuperLink, follow the run and get its outcome, or start a local SuperLink.
 
-`flwr run` exits with 0 even if the run fails. If the ServerApp is killed, the run's log ends at
-once, but the SuperLink notices only a minute later. `Connection` therefore polls for the outcome.
+`flwr run` exits with code 0 even if the run fails. If the ServerApp is killed, the run's log ends
+at once, but the SuperLink reports the failure only a minute later. `Connection` therefore requests
+the run's state repeatedly until the run has ended.
 
 By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
 folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
@@ -131,9 +132,9 @@ class Connection:
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
-        `log` is a file descriptor for the log, by default this process's output. The state's status
-        is `UNKNOWN` if the SuperLink has not reported on the run for five minutes. Warn if the run
-        does not begin, because Flower gives no such warning.
+        `log` is a file descriptor for the log, by default this process's output. The returned
+        status is `UNKNOWN` if the SuperLink has not reported on the run for five minutes. Print a
+        warning if the run does not begin, because Flower gives no such warning.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -184,7 +185,7 @@ def _reason(answer: Mapping[str, Any]) -> str:
 
 
 class LogFollower:
-    """A reader of a run's Flower log that shows progress and warnings to the user."""
+    """A callback for the lines of a run's Flower log that shows progress and warnings."""
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
@@ -257,7 +258,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
-    In a simulation, the SuperLink's clients are virtual (Ray). Otherwise, they are real SuperNodes.
+    In a simulation, the SuperLink's clients are virtual (Ray). In a deployment, use SuperNodes.
     """
     home = home.absolute()
     private_folder(home)
@@ -298,7 +299,7 @@ def local_supernode(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
 
-    The SuperNode runs any app that it receives. For a hospital, see docs/how-to/deploy.md instead.
+    The SuperNode runs any app that it receives, so do not use this function at a hospital.
     """
     command = [
         tool("flower-supernode"), *security, "--superlink", superlink.address,

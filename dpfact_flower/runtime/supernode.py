@@ -2,7 +2,7 @@
 
 To answer messages, Flower runs the app that the SuperLink sends. Flower has no public way to use a
 different app, so this module calls the SuperNode's Runtime API through private parts of Flower.
-The executor refuses an unknown version of Flower before importing this module.
+These parts may change, so the executor refuses an untested version of Flower.
 """
 
 import logging
@@ -41,8 +41,8 @@ Claimed = tuple[Message, Context, Callable[[Message], None]]
 _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
-"""Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
-and an absent SuperNode must not block the executor's next message or shutdown."""
+"""Longest wait for a stopped or busy SuperNode. A longer wait is useless, because a restarted
+SuperNode has forgotten the message, and would delay the next message or the shutdown."""
 _FETCH_SECONDS = 120.0
 """Longest time to fetch a message. If the message's sender has exited, some parts never arrive, and
 Flower itself would wait for two hours."""
@@ -54,7 +54,7 @@ class OwnSuperNode:
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind the SuperNode's port and obtain answers at the expense of the hospital's budget. Therefore
     the listening process is checked before each request, and again before the answer is read. Each
-    connection serves one request, because an open one could belong to an earlier listener.
+    connection serves one request, because an open connection may belong to an earlier process.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -132,9 +132,9 @@ class Tasks:
 def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message when the context begins, and report it as done when the context ends.
 
-    Yield the message, its context, and a function that sends the reply to the SuperNode.
-    After an error, do not report the message as done, or the SuperNode would wait endlessly for the
-    reply. If a SuperNode gets no heartbeat for a minute, it answers the message itself.
+    Yield the message, its context, and a function that sends the reply to the SuperNode. After an
+    error, the message is not reported as done, because the SuperNode would then wait endlessly for
+    the reply. A SuperNode that gets no heartbeat for a minute answers the message itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS

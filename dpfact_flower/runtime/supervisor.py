@@ -2,9 +2,9 @@
 
 Flower's servers and Ray launch helper processes, some of them in new sessions. Such helpers outlive
 a killed parent. The supervisor is this file, run as a program between the parent and the command.
-When the parent exits for any reason, a pipe closes, and the supervisor terminates the command and
-its helpers. On Linux, it adopts orphaned descendants and kills its children until none is left. On
-other systems, it terminates its process group, and helpers that have left the group survive.
+When the parent exits for any reason, a pipe closes. The supervisor then terminates the command and
+its helpers. On Linux, the supervisor adopts orphaned descendants and kills its children until none
+is left. On other systems, the supervisor terminates only the processes in its own process group.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
     """Run a command under a supervisor, in a new session, until the context ends.
 
     Yield the supervisor's `Popen`, made with `options`. The supervisor exits once the command and
-    its helpers have ended. Its exit code is the command's, or 128 plus the signal number if a
+    its helpers have ended. The exit code is the command's, or 128 plus the signal number if a
     signal killed the command. Do not call `communicate`, which would close the supervisor's stdin.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]

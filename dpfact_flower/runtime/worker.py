@@ -2,8 +2,8 @@
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
 reply. Only the new process reads the patients' data. If that process dies or hangs, the executor
-replies with the same error code and the same `ReplyDelay` as after any failed round. Otherwise, the
-SuperNode would report the failure at a time that depends on the patients.
+replies with the same error code and the same `ReplyDelay` as after any failed round. Without this
+reply, the SuperNode would report the failure at a time that depends on the patients.
 """
 
 import json
@@ -32,7 +32,7 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
-"""Time in seconds after a round's end during which a process may still report that it is late."""
+"""Time in seconds that a process has after a round's end, in order to report that it is late."""
 
 
 def message_to_bytes(message: Message) -> bytes:
@@ -46,13 +46,13 @@ def message_from_bytes(data: bytes) -> Message:
 
 
 def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scalar]) -> bytes:
-    """Serialise a message, its context's ids, and the hospital's own settings."""
+    """Serialise a message, the ids of its run and node, and the hospital's own settings."""
     head = json.dumps([context.run_id, context.node_id, dict(own)])
     return b"%b\n%b" % (head.encode(), message_to_bytes(message))
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context with the hospital's settings, and the size of two copies."""
+    """Return a message, its context with the hospital's settings, and the bytes of two copies."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -115,7 +115,7 @@ class Answering:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
         The time that the process takes to free its memory depends on the patients. The reply is
-        therefore sent before the process has exited. Only the next message waits for the exit.
+        therefore sent before the process exits. Only the next message is answered after the exit.
         """
         if self._last is not None:
             self._last.wait()

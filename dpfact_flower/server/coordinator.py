@@ -29,10 +29,10 @@ _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 class CoordinatorOptions(TypedDict, total=False):
     """Options of a `Coordinator`.
 
-    `vocabulary` is the digest of the code lists. Sites with different lists refuse the run. ""
-    skips this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. If `resume`
-    is set, the run continues from the checkpoint in this folder, under its old job name unless
-    `run` has one. Otherwise, an unfinished run in the folder is an error, and a finished run is
+    `vocabulary` is the digest of the code lists. Sites with different lists refuse the run. An
+    empty string skips this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`.
+    If `resume` is set, the run continues from the checkpoint in this folder, under the same job
+    name. If `resume` is not set, an unfinished run in the folder is an error, and a finished run is
     replaced. If `durable` is true, checkpoints survive a power failure. Simulations do not need
     this protection, because they charge no real budget.
     """
@@ -89,7 +89,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run again for `sites` connected sites. This must happen before any release."""
+        """Plan the run again for `sites` connected sites, before any site has released data."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -164,9 +164,9 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds sites have to answer a round.
 
-        Requests contain this number, and later answers are not charged. The number is
-        `round_timeout`, unless `grace` is set. It is then at most `grace` more than the longest
-        time to a quorum so far, except in rounds on which later rounds depend.
+        Each request states this time limit, and sites do not charge later answers. The limit is
+        `round_timeout`. If `grace` is set, the limit is at most the longest time to a quorum so far
+        plus `grace`. Rounds for which `needs_quorum` is true keep the full limit.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -175,11 +175,9 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse to begin a run with too few sites for the quorum or too many for the rule.
-
-        Later rounds may begin below the quorum, because lost sites may return.
-        """
+        """Refuse to begin a run with too few sites for the quorum or too many for the rule."""
         run = self.run
+        # Later rounds may begin below the quorum, because lost sites may return.
         if sites < run.min_sites and first:
             raise QuorumError(
                 f"{sites} site(s) connected within {run.wait_timeout:g} s (wait-timeout); "
@@ -316,7 +314,6 @@ class Coordinator:
 
 
 def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
-    """Return the given settings, or default settings if none are given."""
     if value is None:
         return kind()
     if not isinstance(value, kind):

@@ -1,4 +1,4 @@
-"""The server's rule for modes "none" and "paper": elastic averaging by equation (global)."""
+"""The server's rule for modes "none" and "paper": elastic averaging, as in the DPFact paper."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,17 +21,17 @@ _TINY = 1e-12
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in the product of the step and the number of sites."""
 _LEAST = 1e-6
-"""Entry for a code that the start left out, in a factor column of norm 1."""
+"""Entry, in a factor column of norm 1, for a code that was not selected for the start."""
 
 
 class ElasticRule:
-    """A rule that averages the sites' factors elastically, by equation (global), after a start.
+    """A rule that averages the sites' factors elastically, by the paper's equation (global).
 
-    The start is a set of initial factors, drawn at random from the public seed. In mode "none", the
-    start can instead be computed from the sites' co-occurrences. If code lists are long, round 1
-    then asks for code counts, and round 2 for the co-occurrences of the most frequent codes. Such a
-    start shows how much each site uses each phenotype, which determines the site's weight in the
-    mean. A subclass that overrides `update` always starts from random factors.
+    The initial factors (the start) are drawn at random from the public seed. In mode "none", the
+    server can instead compute the start from the sites' co-occurrences. If code lists are long,
+    round 1 then asks for code counts, and round 2 for the co-occurrences of the most frequent
+    codes. Co-occurrences also show how strongly each site uses each phenotype, which determines the
+    site's weight in the mean. A subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -68,7 +68,7 @@ class ElasticRule:
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the factors or, until there are any, of the code or pair counts."""
+        """Return the shapes of the factors or, during a start, of the code or pair counts."""
         if self._started:
             return [factor.shape for factor in self.factors]
         if self._counts_codes:
@@ -106,7 +106,7 @@ class ElasticRule:
     ) -> None:
         """After one site's reply, pull the global factors towards all sites' latest factors.
 
-        A round has one such pull per site. A reply's share (weight) is 1, or less if it is stale.
+        A round has one such pull per site. The share (weight) of a stale reply is below 1.
         """
         self._pull(replies, len(replies), shares)
 
@@ -182,9 +182,10 @@ class ElasticRule:
         """Return the weights of T sites for R phenotypes. Each of the R columns adds up to 1.
 
         At site t, the solver moves an entry for phenotype r by the entry's gradient divided by
-        ``Q_tr + pull Q_t``, where Q_tr is the phenotype's curvature (its usage) and Q_t is the mean
-        over all phenotypes. Each weight is proportional to this divisor, so the weighted mean moves
-        along the sum of the sites' gradients and converges to a minimum of the pooled error.
+        ``Q_tr + pull Q_t``. Q_tr is the phenotype's curvature (usage) at site t, and Q_t is the
+        mean over all phenotypes. Each weight is proportional to this divisor. The weighted mean
+        therefore moves along the sum of the sites' gradients, and converges to a minimum of the
+        pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -199,7 +200,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Raise an error if it should but cannot."""
+    """Return whether a run starts from co-occurrences. Refuse settings that rule this out."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -211,7 +212,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return how many rounds a start takes. Long code lists need an extra round for code counts."""
+    """Return how many rounds a start from co-occurrences takes, including one for code counts."""
     return 2 if paired_codes(feature_shape) else 1
 
 
@@ -220,7 +221,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 
     A `step` other than 0 is returned unchanged. If `step` is 0, the result depends on the solver.
     If the solver takes steps of size eta and gamma is given, the result is eta * gamma, as in
-    equation (global). Otherwise, it is 1 / sites, so the global factors become the sites' mean.
+    equation (global). Otherwise, the result is 1 / sites, which gives the sites' mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -242,8 +243,8 @@ def elastic_average(
 ) -> Factors:
     """Move the global factors F^ towards sites' F~_t: ``F^ += step * sum_t (F~_t - F^)``.
 
-    This is equation (global) if step = eta * gamma. Replies must be sorted by site, because the
-    order affects floating-point sums. `shares` weight the summands and are scaled to a mean of 1.
+    With step = eta * gamma, this is the paper's equation (global). Replies must be sorted by site,
+    because the order affects floating-point sums. `shares` weight the summands, scaled to mean 1.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))

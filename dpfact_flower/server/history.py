@@ -1,7 +1,7 @@
 """A run's records on the server's disk: `history.jsonl` and `checkpoint.npz`.
 
-Both files are written after each round. The history has one line per round and serves people and
-reports. The checkpoint lets an interrupted run continue.
+Both files are written after each round. People and reports read the history, which has one line per
+round. An interrupted run can continue from the checkpoint.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply that was used as soon as it arrived in an asynchronous round.
+    """A reply that the server used as soon as the reply arrived, in an asynchronous run.
 
     `staleness` is the number of model updates between the request and the reply.
     """

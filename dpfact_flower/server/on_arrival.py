@@ -1,14 +1,15 @@
 """Run modes "none" and "paper" asynchronously: each reply updates the model on arrival.
 
-The first round and all rounds of a start are synchronous. After that, each reply replaces its
-site's previous reply, and the rule updates the model from all sites' latest replies. A site thus
-gains no weight by answering more often. A reply has full weight for two rounds. At a greater age
-(in rounds), its weight is ``1 / (1 + age - 2)``, FedAsync's hinge function (Xie, Koyejo and Gupta
-2019, https://arxiv.org/abs/1903.03934). At full weight, old replies would hold the model back.
+The first round, and all rounds that compute the initial factors (the start), are synchronous. After
+that, each reply replaces its site's previous reply, and the rule updates the model from all sites'
+latest replies. A site thus gains no weight by answering more often. A reply has full weight for two
+rounds. At a greater age (in rounds), its weight is ``1 / (1 + age - 2)``, FedAsync's hinge function
+(Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). With full weight, old replies would
+slow down the model's progress.
 
 Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
 and more than half of the connected sites have answered. A slow site skips missed rounds and answers
-the current one. A site that is one round ahead waits, because its next reply would add little.
+the current round. A site that is one round ahead waits, because its next reply would add little.
 """
 
 import json
@@ -57,7 +58,7 @@ _NOTED = ("round", "version", "answered", "based", "failed")  # fields in a chec
 
 @dataclass
 class _Open:
-    """The current round."""
+    """What has happened so far in the current round."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -68,7 +69,7 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """An asynchronous run's server. Until a site's name is known, it is called, say, ``node 7``."""
+    """Server of an asynchronous run. A site with an unknown name is called, say, ``node 7``."""
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -83,7 +84,7 @@ class OnArrival(Coordinator):
 
     @property
     def rounds_in_step(self) -> int:
-        """Number of synchronous rounds: the first round and all rounds of a start."""
+        """Number of synchronous rounds: the first round and all rounds that compute the start."""
         last = 1
         while last < self.rounds and self.rule.needs_quorum(last + 1):
             last += 1
@@ -182,7 +183,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return requests for the preflight. Every unfinished site accepts at least one of them."""
+        """Return requests for the preflight. Every unfinished site accepts at least one request."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

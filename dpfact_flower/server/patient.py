@@ -1,4 +1,4 @@
-"""The server's rule for patient mode: a start from co-occurrences, refined mode by mode.
+"""The server's rule for patient mode: compute a start, then refine one mode's factor per round.
 
 This module only post-processes the sites' releases, so it has no privacy cost.
 """
@@ -30,11 +30,11 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Fraction of `relative_elastic` used in refinement. The mean of all sites needs a weaker pull."""
+"""Fraction of `relative_elastic` used in refinement, because pooled data needs a weaker pull."""
 _ENOUGH = 0.8
 """If less than this fraction of the phenotypes seems to be real, `auto_rank` lowers the rank."""
 _HALVES = 1
-"""Extra seed, so that fits to halves and fits to the start use different random numbers."""
+"""Extra seed, so that fits to `halves` do not reuse the start's random numbers."""
 
 
 class PatientRule:
@@ -74,14 +74,14 @@ class PatientRule:
         self._run = run
         self._started = False
         self._totals: tuple[Array, ...] = ()
-        """Each slot's total in a start with secure sums, to compute the sites' l2,1 weights."""
+        """Each slot's total in a start with secure sums, kept to compute `usages`."""
         self._halves: Factors = ()
-        """Models fitted to `estimation.certainty.halves` of the start, to judge the phenotypes."""
+        """Models fitted to `halves` of the start's releases, to judge which phenotypes are real."""
         self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the global factors, or an empty tuple before the start.
+        """Return the global factors, or an empty tuple if there is no model yet.
 
         If `auto_rank` lowered the rank, columns of zeros restore the requested rank.
         """
@@ -95,7 +95,7 @@ class PatientRule:
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each slot's usage of each phenotype, or None if the round needs no usages."""
+        """Return how strongly each slot (site group) uses each phenotype, or None if not needed."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -124,7 +124,7 @@ class PatientRule:
             _logger.warning("plan: %s", warning)
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Return whether later rounds depend on this round."""
+        """Return whether the run must stop if this round misses the quorum."""
         planned = self.plan.release_of(round_number)
         return planned is not None and planned.kind != "refine"
 
@@ -142,7 +142,7 @@ class PatientRule:
             self._refine(planned, [reply.site for reply in replies], released)
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        """Fit the start. If `auto_rank` is set, lower the rank until most phenotypes seem real."""
+        """Fit the first model. With `auto_rank`, lower the rank until most phenotypes seem real."""
         give_back()  # the memory that simulated sites and unpacked replies used
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()

@@ -40,7 +40,7 @@ def called(node: int, site: str) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or a record of its absence. Unknown strings are empty.
+    """A site's answer to the preflight, or a record that no answer came. Unknown strings are empty.
 
     `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
     is the smallest error of the site's clock, in seconds, that explains the answer's time stamp.

@@ -32,13 +32,13 @@ class ServerRule(Protocol):
         """Return the expected shapes of the arrays in a site's reply."""
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return a site's charges for answering a round."""
+        """Return the events for which a site is charged if it answers a round."""
 
     def check_sites(self, sites: int) -> None:
         """Before any site is charged, refuse a number of sites for which the rule is unstable."""
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Return whether later rounds depend on this round."""
+        """Return whether the run must stop if this round misses the quorum."""
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Update the factors from the replies, which are sorted by site and have equal shapes."""
@@ -64,7 +64,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
     """Return the factors before round 1: random numbers in (0, 1), scaled to columns of norm 1.
 
-    The factors depend only on public numbers. Only the patient factors reflect the data's scale.
+    The factors depend only on public numbers. Only patient factors reflect the scale of the data.
     """
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)

@@ -1,4 +1,4 @@
-"""Registry of server rules. Each rule has a counterpart in `dpfact_flower.site.rules`."""
+"""Registry of the server's half of each rule. `dpfact_flower.site.rules` has the site's half."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings
 server_rules: Registry[MakeRule] = Registry(
     "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
 )
-"""Rules that a run config can name."""
+"""Server rules, keyed by the name that a run's settings can use."""
 
 
 def rule_for(

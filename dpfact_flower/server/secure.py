@@ -22,11 +22,11 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 _ROUNDING_BITS = 16
-"""Number of low bits of a sum to round off, so that it is as precise as one site's release."""
+"""Number of low bits of a sum to round off. The sum is then as precise as one site's release."""
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. If `opened`, the server has asked sites to unmask it."""
+    """An attempt at a round's sum. If `opened`, the server has asked sites to unmask the sum."""
 
     round: int
     number: int
@@ -38,7 +38,7 @@ class SecureSum:
     """One round's secure sum, with its attempts, openings and total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
-    newest attempt. After a crash, the server repeats this attempt if it was opened or if no
+    newest attempt. After a crash, the server repeats the newest attempt if it was opened or if no
     dropouts are allowed. Otherwise, the server begins again with all sites.
     """
 
@@ -83,11 +83,11 @@ class SecureSum:
 
     @property
     def closed(self) -> list[str]:
-        """Names of the sites whose masks are still unknown."""
+        """Names of the sites whose own masks the server cannot remove yet."""
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """Begin an attempt with all sites or, after a loss, those that answered the last one."""
+        """Begin an attempt with all sites or, after a loss, with the sites that answered before."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1

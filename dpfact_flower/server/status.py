@@ -18,7 +18,7 @@ from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 Cost = Callable[[Sequence[int]], float | None]
-"""A function that returns the total epsilon of some rounds, or None if it is unbounded."""
+"""A function that returns the total epsilon of some rounds, or None if no epsilon applies."""
 
 
 @dataclass(frozen=True)

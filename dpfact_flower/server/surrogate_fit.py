@@ -1,6 +1,6 @@
 """Improve a run's initial factors by fitting them to surrogate patients.
 
-Surrogates come from noisy counts, so the fit has no privacy cost (docs/explanation/start.md).
+Surrogate patients are drawn from released counts, so fits to them have no privacy cost.
 """
 
 import logging
@@ -24,15 +24,15 @@ from dpfact_flower.tensor import Array, Factors, SparseTensor
 
 _logger = logging.getLogger(__name__)
 _FEW, _MANY = 40_000, 60_000
-"""Number of surrogates for comparing initial factors, and number for the final fit."""
+"""Number of surrogate patients for comparing initial factors, and number for the final fit."""
 _PASSES, _HALF_PASSES = 40, 30
 """Number of solver passes in comparison and final fits, and number in fits to halves."""
 _NORM = 2.0
-"""Norm of a likelihood's initial columns. Norm 1 gives worse fits to Diabetes-130 and NHDS."""
+"""Norm of initial columns for likelihoods. Norm 1 gave worse fits to Diabetes-130 and NHDS."""
 _LEAST = 1e-6
-"""Value added to every entry, so that no column is empty."""
+"""Value added to every entry of a factor, so that no column contains only zeros."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
-"""Number of random alternatives to the start for squared errors, and number for likelihoods."""
+"""Number of random initial factors tried besides the start: for squared errors, for likelihoods."""
 _LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
@@ -47,12 +47,12 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: SolverSettings = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return the factors that best explain the surrogates, or the start's if none can be drawn.
+    """Return factors fitted to surrogate patients, or the start's factors if none can be drawn.
 
     `start` was computed from `releases`, one release per site. The noise on each value has standard
     deviation `sigma`. The result is positive, and its columns have norm 1.
     """
-    # If patients have many cells, least squares would not improve the start's factors.
+    # For squared errors, draw no surrogates if patients have many cells: fits would not help.
     squared = losses.find(by.loss).is_squared
     surrogates = surrogates_of(
         releases, start, sigma, CROSS, rng, number=_MANY, any_cells=not squared
@@ -84,8 +84,8 @@ def fitted_to_halves(
 ) -> Factors:
     """Fit a model to each half of the releases (see `halves`), from random initial factors.
 
-    Paired halves have independent noise. The result has one array of shape (fits, codes, rank) per
-    mode. `counts` is the result of `typical_counts`.
+    The two halves of a pair have independent noise. The result has one array of shape (fits, codes,
+    rank) per mode. `counts` is the result of `typical_counts`.
     """
     noise = sigma * math.sqrt(len(releases))
 
@@ -112,7 +112,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Return a likelihood's initial factors: no tiny entries, and patients' sums as in the data."""
+    """Adapt initial factors to a likelihood: no tiny entries, and patients' totals as in data."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -124,7 +124,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return fitted feature factors, and by what fraction they lower a constant model's loss."""
+    """Return feature factors, and the fraction by which the fit lowers a constant model's loss."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

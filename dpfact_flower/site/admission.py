@@ -38,7 +38,7 @@ _PATIENTS_SHARE = 0.25
 _LEAST_BYTES = 2**24
 _RESERVATION = ".reservation"  # no job can have this name
 _BYTES_A_SHARE = 16
-"""Bytes per value of a `Share`. The old share stays on disk until the new one is written."""
+"""Bytes per value of a `Share`: 8 each for the new share and for the old share on the disk."""
 _OTHER_BYTES = 2**18
 """Number of bytes for everything in a ledger except released values (64 SQLite pages)."""
 
@@ -149,7 +149,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse a state-dir if other users could create, change or move it or its contents."""
+    """Refuse a state-dir if other users could create, change or move the folder or its contents."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -215,10 +215,8 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse the last round of a run in which this site has never been charged.
-
-    The last round is not charged, so this check allows only one such round per charged run.
-    """
+    """Refuse the last round of a run in which this site has never been charged."""
+    # The last round is free. Without this check, a server could end any number of runs.
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
     check_follows(request, of_job[-1])
@@ -335,7 +333,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space in a site's folder until `held` closes. Return a function to free it."""
+    """Reserve disk space until `held` closes. Return a function that frees the space earlier."""
     try:
         return held.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

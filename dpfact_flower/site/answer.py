@@ -3,7 +3,8 @@
 The fixed sequence of steps (admit the request, compute, charge, reply) enforces the privacy policy.
 No patient's data is read before the request is admitted (`admission.admitted`). A release is
 charged on disk before it leaves the site, and is sent even if an error follows the charge. All
-failures after patients' data has been read raise the same error.
+failures after patients' data has been read raise the same error, so that the error reveals nothing
+about the data.
 """
 
 import logging
@@ -97,7 +98,7 @@ class Site:
         """Return the release that was already sent. In modes with noise, read no patient's data."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
-        if secure is not None:  # a later stage or attempt, with the charged vector
+        if secure is not None:  # a later stage or attempt: the vector was charged before
             share = Share(secure.vector, row.events)
             if not ledger.has(row.key, admission.request.terms, share):
                 check_follows(admission.request, row)  # raises an error: the round is over
@@ -112,12 +113,12 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release of mode "none". The ledger keeps no copies of such releases."""
+        """Rebuild a release of mode "none", of which the ledger keeps no copy."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
             release = release_unprotected(state.factors[1:])
-        elif not request.anchors:  # the start of a run leaves no state
+        elif not request.anchors:  # rounds of a start leave no state
             with self._reading_patients(request, progress):
                 release = _sent(compute(admission.work, JobState()).release, None)
         if release is None or not ledger.has(row.key, request.terms, release):
@@ -129,7 +130,7 @@ class Site:
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and the job's folder, and count the attempt (see `lockout`).
 
-        Refused requests create no folder. Otherwise, a server could fill the disk with new jobs.
+        Refused requests create no folder. Otherwise, a server could fill the disk with folders.
         """
         hospital, request = self._hospital, admission.request
         with ExitStack() as held:

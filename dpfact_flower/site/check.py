@@ -1,6 +1,6 @@
 """Check that only the installed code can answer requests on a hospital's machine.
 
-Only root can see the files and processes of both the SuperNode and the executor.
+Run the checks as root. Other users cannot see the files of both the SuperNode and the executor.
 """
 
 import http.client
@@ -39,7 +39,7 @@ FLOWERS_OWN = (
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _KEY = "--auth-supernode-private-key"
 _LEAST_ROOM = 2**28
-"""Number of bytes kept free for the ledger rows and last requests of other runs."""
+"""Free disk space, in bytes, required for the ledger rows and last requests of other runs."""
 _CONNECT_SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
@@ -50,7 +50,7 @@ _SHOWN = 3
 
 
 class Place:
-    """A hospital's machine, whose executor uses `config` and whose SuperNode uses `key`."""
+    """A hospital's machine, with the executor's settings file and the SuperNode's key file."""
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
@@ -354,6 +354,6 @@ CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }
-"""Required conditions and their checks, which raise errors or return faults with remedies."""
+"""Checks, keyed by condition. Each check raises an error or returns faults with their remedies."""
 _BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
 """Checks that work before the processes start."""

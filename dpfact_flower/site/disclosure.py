@@ -3,9 +3,9 @@
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
-many seconds after the request arrived. If a reply is not ready by then, the delay is doubled until
-it is long enough, and the reply reports only that the round failed. The server therefore learns how
-many times the delay was doubled, but not the exact duration.
+many seconds after the request arrived. If a reply is not ready by then, the site doubles the delay
+until the delay is long enough. The reply then reports only that the round failed. The server
+therefore learns how many times the delay was doubled, but not the exact duration.
 
 A message's time to live sets its round's deadline. A charge after the deadline would be wasted,
 because the server no longer collects the reply. The deadline is therefore checked before patients'
@@ -88,7 +88,7 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Measure the delay from now on, after the request has had to wait for another reply."""
+        """Measure the delay from now on, because the request had to wait for another reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:

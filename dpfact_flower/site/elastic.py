@@ -59,7 +59,7 @@ class ElasticRound:
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases of this round, or an empty tuple in mode "none"."""
+        """Return the events of this round's releases, or an empty tuple in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -71,10 +71,7 @@ class ElasticRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
-
-        The site's name and the public seed determine the initial values and the order of updates.
-        """
+        """Factorise the site's data and release the feature factors (the paper's Algorithm 1)."""
         request, tensor = self._request, self._source.read().tensor
         if tensor.nnz == 0:
             raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -105,12 +102,12 @@ def initial_state(
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
     In the paper, a site continues from its own feature factors, which overfit its data if code
-    lists are long. If the elastic weight is relative, it continues from the global factors.
+    lists are long. If the elastic weight is relative, the site therefore continues from the global
+    factors.
 
-    If `kept` is None, the patient factors are drawn uniformly from (0, 1), and then scaled. With
-    the paper's elastic weight, the model then has the same squared norm as the data, which keeps
-    the first pass stable. With a relative weight, the scale minimises the squared error. If a site
-    joins a run with a relative weight after round 1, it fits its patient factors to the data.
+    If `kept` is None, the patient factors are drawn uniformly from (0, 1), and then scaled to fit
+    the data. If a site joins a run with a relative weight after round 1, the site fits its patient
+    factors to the data.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:

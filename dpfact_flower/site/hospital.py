@@ -1,4 +1,4 @@
-"""A hospital's settings, data and folder, and the metrics for its own monitoring."""
+"""A hospital's settings, data and folder, and metrics for the hospital's own monitoring."""
 
 import time
 import tomllib
@@ -25,7 +25,7 @@ class Hospital:
     """A site's data, settings and folder.
 
     In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names
-    sites with different patients, whose ledgers may be in this site's `state-dir`.
+    other sites, with different patients, whose ledgers may be in the same `state-dir`.
     """
 
     source: SiteSource
@@ -118,7 +118,7 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     `epsilon_spent` covers all jobs, at delta = `budget-delta`. `last_charge` is a time in seconds
     since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the last
     consecutive rounds that failed after reading patients' data. At 10, the site refuses rounds
-    until a person resets this count. `answering_seconds` is 0 while the site is idle.
+    until a person resets this count.
     """
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name

@@ -1,10 +1,12 @@
-"""After repeated failures or a ledger rollback, stop the site until a person has checked it.
+"""Stop a site after repeated failures or a ledger rollback, until a person has checked the site.
 
-A round that fails after reading patients' data is not charged. But the failure and its timing can
-depend on the data, and a server could provoke failures. Attempts are therefore counted in advance.
+A round that fails after reading patients' data is not charged. However, the failure and its time
+can depend on the data, and a server could provoke failures. The site therefore counts each attempt
+in advance, and stops after too many failures.
 
-A folder restored from an old backup lacks later charges. The site notices the loss, because each
-request states the last round that the site answered. The server may be wrong, so a person decides.
+If a site's folder is restored from an old backup, its ledger lacks later charges. The site notices,
+because each request states the last round that the site answered. The server may be wrong, so a
+person decides.
 """
 
 from collections.abc import Iterator

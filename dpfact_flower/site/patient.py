@@ -1,9 +1,10 @@
 """Compute a site's releases in patient mode: one statistic per round.
 
-A release depends on the patients' cells, public settings, earlier releases and noise. Noiseless
-results are never carried over to the next round. In the last round, the site only stores the
-request. Later, the hospital fits its own model, anchored to the global factors (`refit`). No reply
-waits for the fit, whose duration and success depend on patients' data. The model stays at the site.
+A release depends only on the patients' cells, public settings, earlier releases and noise. Results
+without noise are never carried over to the next round. In the last round, the site only stores the
+request. Later, `refit` fits the hospital's own model, which is pulled towards the global factors
+and stays at the site. No reply waits for this fit, because its duration and success depend on
+patients' data.
 """
 
 import time
@@ -65,7 +66,7 @@ class PatientRound:
         self.charged_rounds = len(self.cost())
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases from this round on. The budget must cover all of them in advance."""
+        """Return the events of this and all later rounds' releases, which the budget must cover."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -98,7 +99,7 @@ class PatientRound:
         )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """Return how much the site, or its slot in a secure sum, uses each phenotype."""
+        """Estimate how strongly the site, or its slot in a secure sum, uses each phenotype."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -125,7 +126,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request whose factors, selected codes or usages do not fit the round."""
+    """Refuse a request whose factors, selected codes or phenotype usages do not fit the round."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -147,12 +148,13 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """Return each phenotype's l2,1 weight for patient factors, computed from released values.
+    """Return each phenotype's ridge penalty, which replaces the l2,1 penalty on patient factors.
 
-    Let mu be the l2,1 weight. Up to a constant, the l2,1 term of the patient factor A is at most
-    ``sum_r mu / n_r |A_r|^2 / 2``. Here, n_r is the norm of column A_r, estimated from phenotype
-    r's usage in the released co-occurrences. A phenotype of average usage gets the weight
-    `relative_l21`. A phenotype whose usage is below the noise level is removed.
+    Let mu be the weight of the l2,1 penalty. Up to a constant, the l2,1 penalty on the patient
+    factor A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here, n_r is the norm of column A_r,
+    estimated from phenotype r's usage in the released co-occurrences. A phenotype of average usage
+    gets the penalty `relative_l21`. If a phenotype's usage is below the noise level, an infinite
+    penalty removes the phenotype.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
@@ -166,13 +168,13 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
 
 
 _PERSONAL_PASSES = 10
-"""Minimum number of solver passes in a refit, which no later round continues."""
+"""Minimum number of solver passes in a refit, because no later round continues the fit."""
 
 
 def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
-    """Fit a site's own model, anchored to the final factors, and store it in the job's folder."""
+    """Fit and store a site's own model of its patients, pulled towards the final global factors."""
     hospital = Hospital(data, settings, simulation)
     store = hospital.store(job, data_tag(hospital.folder, data.fingerprint))
     request = last_request(store)
@@ -206,7 +208,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a noiseless model of the selected codes, anchored to the last request's factors."""
+    """Fit a model without noise, pulled towards the global factors in the run's last request."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

@@ -47,7 +47,7 @@ class JobState:
 
 
 class RoundWork(Protocol):
-    """The part of a round that depends on the privacy mode."""
+    """A site's work in one round, as defined by the run's rule."""
 
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
@@ -55,7 +55,7 @@ class RoundWork(Protocol):
     """Whether the round is the run's last, in which the site only stores the public request."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases that must fit in the budget, computed only from public facts."""
+        """Return the events that must fit in the budget, computed only from public facts."""
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Compute the round. Keep no patients' data except in the outcome."""
@@ -69,7 +69,7 @@ def solved(
     rng: np.random.Generator,
     began: float,
 ) -> tuple[SiteState, RoundMeasures]:
-    """Run the solver with the global factors as anchors, and measure the result.
+    """Fit the site's factors, pulled towards the global factors, and measure the result.
 
     `began` is the time (`time.perf_counter`) at which the site began its fit.
     """
@@ -92,7 +92,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings, using `start` to make a relative l2,1 weight absolute."""
+    """Return a round's solver settings, with a relative l2,1 weight converted based on `start`."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.
@@ -104,10 +104,7 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse codes outside the vocabularies, or factors of the wrong size.
-
-    The rule has already checked the number of selected codes in each mode.
-    """
+    """Refuse codes outside the vocabularies, or factors of the wrong size."""
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if positions[-1] >= size:
             raise DataError(f"selection: mode {mode} needs positions in [0, {size})")

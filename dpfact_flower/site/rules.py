@@ -1,4 +1,4 @@
-"""Registry of site rules. Each rule has a counterpart in `dpfact_flower.server.rules`."""
+"""Registry of the site's half of each rule. `dpfact_flower.server.rules` has the server's half."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from dpfact_flower.site.round import RoundWork
 site_rules: Registry[Callable[..., RoundWork]] = Registry(
     "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
 )
-"""Rules installed at a site. The site accepts a rule only if `allow-rules` names it.
+"""Rules installed at a site. A run may use only those rules that the site's `allow-rules` names.
 
 A rule is a class or function that takes ``(source, request, *, site, simulation)``. The rule
 returns the `RoundWork` or refuses the request, and reads no patient's data.

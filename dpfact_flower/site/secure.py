@@ -78,7 +78,7 @@ class SecureRound:
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
-        """Return the secrets that help to unmask the last attempt, after storing them on disk."""
+        """Store on disk, and return, the secrets that help to unmask the last attempt."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.stage.sealed)
@@ -127,7 +127,7 @@ def secure_round(
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
-    """Refuse a secure sum with too few sites, or with protection against too few colluders."""
+    """Refuse a secure sum of too few sites, or with protection against too few colluding sites."""
     settings = hospital.settings
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
@@ -182,7 +182,7 @@ class _Files:
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
     def round(self) -> rules.RoundState | None:
-        """Return the last answer, or None if no answer is stored."""
+        """Return the state after the site's last answer, or None if no answer is stored."""
         path = self.folder / _ROUND
         check_own(path)
         if not path.exists():

@@ -2,8 +2,8 @@
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
 before the round's ledger row, and the previous round's file is deleted after that row is written.
-The ledger's last row determines which file is valid, so a crash never leaves the site in the middle
-of a round. Values from these files are sent only to answer a repeated request in mode "none".
+The ledger's last row determines which file is valid, so the site's state is consistent even after a
+crash. Values from these files are sent only to answer a repeated request in mode "none".
 """
 
 import json
@@ -100,7 +100,7 @@ class SiteStore:
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all rounds except this one, which must already be in the ledger."""
+        """Delete the factors of all other rounds. The given round must already be in the ledger."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
@@ -146,12 +146,12 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return whether the job's selection of codes has this digest or does not exist yet."""
+        """Return whether the digest matches the job's stored selection of codes, if any."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
     def note_selection(self, digest: str) -> None:
-        """Store the digest of a job's first selection of codes. "" means no selection."""
+        """Store the digest of a job's first selection of codes. Ignore an empty digest."""
         path = self.folder / _SELECTION
         if digest and not path.exists():
             self.begin()
@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, because more checks could reveal the data's size."""
+        """Close a job whose data has changed, so that a server cannot time further checks."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -190,7 +190,7 @@ class SiteStore:
 def has_jobs(folder: Path) -> bool:
     """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
 
-    If the jobs' folders were deleted, the file with the ledger's head still shows that one started.
+    If the jobs' folders were deleted, the ledger's head file still shows that a job started.
     """
     if not folder.exists():
         return False

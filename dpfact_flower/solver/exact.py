@@ -1,13 +1,14 @@
-"""Minimise psgd's objective by exact block updates over all cells, without sampling or step sizes.
+"""Minimise the local objective by exact updates over all cells, without sampling or step sizes.
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
-Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
+Every update minimises the objective over one column or one factor, so the objective never rises.
 An update needs the mode's MTTKRP (`product`), the Hadamard product of the other factors' Gram
-matrices (`q`), and the smallest allowed value (`floor`): 0 for non-negative factors, and minus
-infinity otherwise.
+matrices (`q`), and the smallest allowed value (`floor`). The floor is 0 for non-negative factors,
+and minus infinity otherwise.
 
-If a phenotype's column of the patients' factor A becomes zero, its feature columns depend only on
-their anchors. The column of A becomes non-zero again only if its gradient's norm exceeds mu.
+If a column of the patients' factor A becomes zero, the data no longer affect that phenotype's
+feature columns. Only the anchors (the global factors) then affect the feature columns. The column
+of A becomes non-zero again only if its gradient's norm exceeds mu.
 """
 
 import math
@@ -30,13 +31,13 @@ _SWEEPS = 2
 """Number of column sweeps over a feature factor per MTTKRP, which takes far longer than a sweep."""
 
 _PATIENT_SWEEPS = 4
-"""Number of column sweeps over A per MTTKRP. If A stays far from its optimum, single phenotypes
-are split in the feature factors."""
+"""Number of column sweeps over A per MTTKRP. With fewer sweeps, A stays far from its optimum, and
+the feature factors may split one phenotype into several."""
 
 _REFIT_SWEEPS = 30
 """Number of column sweeps over A that suffice for convergence if the feature factors are fixed."""
 
-_PANEL = 8  # number of columns whose gradients come from one matrix product
+_PANEL = 8  # number of columns whose gradients are computed by one matrix product
 
 _RTOL = 1e-6
 """Eigenvalues below this fraction of a Gram matrix's largest eigenvalue are treated as 0, because
@@ -50,7 +51,7 @@ def exact(problem: LocalProblem) -> LocalResult:
     with np.errstate(over="ignore", invalid="ignore"):
         for iteration in range(problem.settings.tau):
             before, after = site.iterate()
-            if iteration == 0:  # the objective is linear in <X, M>
+            if iteration == 0:  # trace[0] was computed with <X, M> = 0
                 trace[0] -= before
             trace.append(site.objective(after))
             if not math.isfinite(trace[0]) or not math.isfinite(trace[-1]):
@@ -59,13 +60,13 @@ def exact(problem: LocalProblem) -> LocalResult:
                     "the factors are too large for float32"
                 )
     factors = tuple(factor.copy() for factor in site.factors)
-    everywhere = 2 * loss(site.norm_squared, after, site.grams)  # non-zeros would need another pass
+    everywhere = 2 * loss(site.norm_squared, after, site.grams)  # errors on non-zeros cost a pass
     error = SquaredError.on(problem.tensor, everywhere, None, site.norm_squared)
     return LocalResult(factors, tuple(trace), problem.step_size, 0, tuple(site.grams), error)
 
 
 class _Site:
-    """The state of one call: the stack, views of its factors, Gram matrices, and constants."""
+    """The state of one call: factors (as views of one stack), Gram matrices and constants."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
@@ -95,7 +96,7 @@ class _Site:
         return before, _inner(product, self.factors[-1])
 
     def _patients(self) -> tuple[Array, float]:
-        """Update A. Return mode 1's new MTTKRP and the old <X, M>."""
+        """Update the patients' factor. Return mode 1's new MTTKRP, and <X, M> before the update."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -124,7 +125,7 @@ def _inner(product: Array, factor: Array) -> float:
 def update_patients(
     A: Array, product: Array, q: Array, mu: float, floor: float, *, sweeps: int = 1
 ) -> NDArray[np.float32]:
-    """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times."""
+    """Minimise the objective over each column of the patients' factor A in turn, `sweeps` times."""
     columns = np.array(A.T, np.float32, order="C")
     target, weights = np.array(product.T, np.float32, order="C"), q.astype(np.float32)
     for _ in range(sweeps):
@@ -147,12 +148,12 @@ def fitted_patients(
 def update_features(
     factor: Array, product: Array, q: Array, anchor: Array, gamma: float, floor: float
 ) -> NDArray[np.float32]:
-    """Minimise eq. (obj_feature) over one feature factor.
+    """Minimise the objective over one feature factor.
 
     If negative values are allowed, the result is the ridge solution
     ``(product + gamma * anchor)(q + gamma I)^-1``. The solution is computed as a correction to the
-    factor, so the factor stays unchanged in directions in which q + gamma I is singular. Otherwise,
-    the objective is minimised column by column.
+    factor, so the factor stays unchanged in directions in which q + gamma I is singular. If all
+    values must be non-negative, the objective is minimised column by column.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -176,9 +177,9 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
     Instead, one matrix product gives the gradients of a *panel* of columns. Whenever a column
     changes, the gradients of the later columns in its panel are corrected.
 
-    A column without curvature has no effect on the model. Such a column becomes zero if `mu` is
-    positive, and stays unchanged otherwise. `columns` and `target` are the transposes of F and P,
-    so that each column is contiguous. F, P and Q are all float32 or all float64.
+    If a column's curvature Q_rr is (almost) 0, the column has no effect on the model. Such a column
+    becomes zero if `mu` is positive, and stays unchanged otherwise. `columns` and `target` are F
+    and P, transposed to make columns contiguous. F, P and Q are all float32 or all float64.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)
@@ -191,7 +192,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Descend over a panel's columns, and overwrite their `gradient`, ``target - q @ columns``."""
+    """Update a panel's columns. Overwrite `gradient`, which holds ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

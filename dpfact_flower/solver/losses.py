@@ -1,7 +1,7 @@
 """Loss functions of a single cell, from generalised CP (Hong, Kolda & Duersch 2020).
 
 Each loss is an object with a value and a gradient. The gradient is compiled into the kernels'
-loops, which never check the loss's name. To add a loss, register it or define it in this module.
+loops, so that these loops need not look up the loss. To add a loss, register it or define it here.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class Loss:
 
     @property
     def tag(self) -> str:
-        """Name of the gradient's machine code. The name changes whenever the gradient changes."""
+        """Name under which the compiled gradient is cached. The name changes with the gradient."""
         code = self.gradient.__code__
         digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
         return f"{self.name}.{digest.hexdigest()[:8]}"
@@ -65,7 +65,7 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """Return the tensor in the form that the loss needs: with counts, or with ones instead."""
+        """Return the tensor or, for a binary loss, the tensor with every count replaced by 1."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)

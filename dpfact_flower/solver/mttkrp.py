@@ -1,17 +1,17 @@
 """Compute MTTKRPs and errors in passes over a sparse tensor's fibres, for any number of modes.
 
-A *fibre* is a run of entries whose indices differ only in the last mode. Work that is common to a
-fibre's entries is done once per fibre. Each entry then reads or writes only one row of one factor.
-In a sorted tensor, the fibres follow one another, so only their first entries need to be found.
+An *MTTKRP* is the product of a matricised tensor and the Khatri-Rao product of factors. A *fibre*
+is a run of entries whose indices differ only in the last mode. Work that is common to a fibre's
+entries is done once per fibre. Each entry then reads or writes only one row of one factor. Because
+the entries are sorted, a fibre is given by the position of its first entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks, each processed by one thread. Blocks and chunks depend only on the data. Within a chunk,
 sums are computed in the factors' precision. The sums of all chunks are added in float64 and in a
 fixed order, so the number of threads does not affect the result.
 
-Loops over fibres use vector instructions. Each row is processed in slices that fill `registers`
-(see `dpfact_flower.tensor.stack.slices`), and `column` is the start of a slice. Stacks are float32
-or float64.
+Loops over fibres use vector instructions. A factor's row is processed in slices that fill
+`registers` (see `stack.slices`). A slice starts at `column`. Stacks are float32 or float64.
 """
 
 import itertools
@@ -199,7 +199,7 @@ def _spread(
 def squared_error(
     tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None
 ) -> SquaredError:
-    """Compute `CPModel.squared_error` for float32 factors. This takes about as long as one MTTKRP.
+    """Compute `CPModel.squared_error` for float32 factors, in about the time of one MTTKRP.
 
     Cell values are computed in float32 and summed in float64, which gives six correct digits.
     `grams` holds the factors' Gram matrices if they are known.

@@ -1,4 +1,8 @@
-"""The local objective, eq. (norm), and the input and output of a solver."""
+"""The local objective, and the input and output of a solver.
+
+Names such as eq. (norm) refer to equations of the DPFact paper. Eq. (norm) is the local objective:
+the loss, plus mu times the `group_norm`, plus gamma times the `elastic` term.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +18,9 @@ from dpfact_flower.tensor.cp import hadamard
 class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
-    `factors` holds the starting values, patients first, and `anchors` holds the global feature
-    factors. The solver psgd uses `rng` to order visits and to draw zero cells. `eta` is the step
-    size from the previous round.
+    `factors` holds the starting values, the patients' factor first. `anchors` holds the global
+    feature factors. The solver psgd uses `rng` to order visits and to draw zero cells. `eta` is the
+    step size from the previous round.
     """
 
     tensor: SparseTensor
@@ -49,8 +53,8 @@ class LocalResult:
     grams: tuple[Array, ...]
     """Gram matrix of every factor; see `dpfact_flower.tensor.cp.gram`."""
     error: SquaredError | None = None
-    """Squared error, accurate to 1e-6 times ||X||^2. psgd returns this error only for the squared
-    loss. The exact solver measures the error only over all cells."""
+    """Squared error, accurate to 1e-6 times ||X||^2. psgd returns an error only for the squared
+    loss. The exact solver's error covers all cells, but not the non-zero cells separately."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
@@ -61,7 +65,7 @@ def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. If given, `visits` weights the rows."""
+    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``, with rows weighted by `visits` if given."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)

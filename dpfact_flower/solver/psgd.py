@@ -1,27 +1,27 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
 Objective of a pass
-    Every visit to an entry pulls the entry's feature rows towards their anchors, eq. (bj). Over a
-    pass, the pull on a row is therefore weighted by gamma times the number of entries in that row.
-    In eq. (norm), the weight is gamma alone.
+    Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors
+    (the global factors). Over a pass, a row's elastic term is therefore weighted by gamma times the
+    number of entries in that row. In the local objective, eq. (norm), the weight is gamma alone.
 
 Step control (bold driver)
-    A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the latter
-    is not finite. If `clip` is set, a rise is accepted if the loss is at most that of a constant
-    model. The solver repeats an undone pass with half the step size. After an accepted pass, the
-    step size grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm)
-    when the anchors are far away.
+    A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the
+    objective of the pass is not finite. With `clip`, a rise is accepted as long as the loss is at
+    most that of a constant model. The solver repeats an undone pass with half the step size. After
+    an accepted pass, the step size grows by 5 %. A small step lowers the objective of the pass, but
+    may raise eq. (norm) when the anchors are far away.
 
 Losses
     For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
-    the entries is exact. In the sum over zero cells, only the part proportional to the model is
-    exact. The remaining sum is estimated from zero cells that are drawn once.
+    the entries is exact. In the sum over zero cells, the part that is proportional to the model is
+    exact. The rest of this sum is estimated from zero cells that are drawn once.
 
-    A likelihood's slope is unbounded where the model is close to zero. A visit therefore moves a
-    row by at most the square root of the step size, which is the length of an implicit step from
-    zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
-    are multiplied by the ratio of the squared lengths. If `clip` is set, neither this limit nor
-    this factor is applied, because paper mode's privacy claim assumes equal steps.
+    A likelihood's slope is unbounded where the model is close to zero. The length of each step is
+    therefore limited to the square root of the step size. Patients' rows are longer than feature
+    rows and are visited less often, so patients' steps are multiplied by the ratio of the squared
+    lengths. With `clip`, steps have neither this limit nor this factor, because paper mode's
+    privacy claim assumes equal steps.
 """
 
 import math
@@ -51,7 +51,7 @@ class Value:
 
     squares: float  # over the non-zeros; `squares` and `inner` are set for squared errors only
     inner: float  # <X, M>
-    patients: Array  # Gram matrix of A
+    patients: Array  # Gram matrix of the patients' factor A
     loss: float  # the fitted loss
     objective: float  # eq. (norm)
     descended: float  # the objective of a pass
@@ -60,8 +60,8 @@ class Value:
 def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
-    The proximal step, eq. (an2), can set a phenotype's column of A to zero. Such a column becomes
-    non-zero again only if its own gradient moves it by more than eta * mu in a pass.
+    The proximal step, eq. (an2), can set a column of the patients' factor to zero. Such a column
+    becomes non-zero again only if its own gradient moves it by more than eta * mu in a pass.
     """
     settings = problem.settings
     site = _Site(problem)
@@ -87,7 +87,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
             rollbacks += 1
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
-    del before  # free this memory, because the result needs as much
+    del before  # free this memory, because the result needs the same amount
     result = tuple(np.ascontiguousarray(factor) for factor in site.factors)
     grams = (values[-1].patients, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
@@ -95,7 +95,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """The stack, views of its factors, and the data and constants used in all passes."""
+    """One site's data, factors (as views of one stack) and constants, used in all passes."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
@@ -110,7 +110,7 @@ class _Site:
         self.visits = often[1:]
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not the objective's gradient, so the objective may rise at any step
-        # size. With clipping, a pass is also accepted if its loss is at most a constant model's.
+        # size. With clipping, a pass is also accepted if the loss is at most a constant model's.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
@@ -122,7 +122,7 @@ class _Site:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Make a pass with zero cells from `model`, then shrink A (lines 4 to 9 of Algorithm 1)."""
+        """Make a pass with zero cells drawn from `model`, then shrink the columns of A."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,

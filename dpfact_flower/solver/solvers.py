@@ -29,11 +29,11 @@ class Solver:
     any_loss: bool = False
     """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
-    """Whether the solver takes a step of size eta at every visit to a cell. If so, the elastic
-    weight acts at every visit to a row, and eq. (global) gives the server's step. If not,
-    `relative_l21` replaces `mu` as the l2,1 weight."""
+    """Whether the solver takes a step of size eta at every visit to a cell. If so, it applies the
+    elastic weight at every visit to a row, and the paper's eq. (global) gives the server's step. If
+    not, `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""
+    """Whether the solver can bound (clip) each entry's gradient, as paper mode requires."""
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 
@@ -62,11 +62,12 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Return gamma in eq. (norm). Multiply a relative weight by the loss's curvature.
+        """Return gamma, the elastic weight in eq. (norm).
 
-        If `steps` is true, the solver applies the weight at every visit to a row. For squared
-        errors, a relative weight is therefore divided by the mean number of visits per row. The
-        weight is also limited so that eta * gamma is at most 1/2.
+        A relative weight is multiplied by the loss's curvature. If `steps` is true, the solver
+        applies the weight at every visit to a row. For squared errors, a relative weight is
+        therefore divided by the mean number of visits per row. The weight is also limited so that
+        eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -85,8 +86,8 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Return the mean second derivative of an entry's loss with respect to a feature's row.
 
-    The mean is taken over phenotypes. The derivative is evaluated where the model equals the data,
-    as if one phenotype explained the whole entry.
+    The mean is taken over phenotypes. The derivative is evaluated where the model equals the data.
+    One phenotype is assumed to explain the whole entry.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))
@@ -104,7 +105,7 @@ solvers: Registry[Solver] = Registry(
     exact=Solver(exact),
     psgd=Solver(psgd, any_loss=True, steps=True, clips=True, pull=_SGD_PULL),
 )
-"""Solvers that a run config can name. A site can use only the solvers installed there."""
+"""Solvers that a run config can name. A site can use only the solvers installed at the site."""
 
 
 def solve(
@@ -116,9 +117,9 @@ def solve(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """Do a site's work in one round: reduce eq. (norm) in `settings.tau` passes.
+    """Do a site's work in one round: reduce the local objective in `settings.tau` passes.
 
-    `LocalProblem` explains the arguments. Here, floats of any precision are accepted. Raise a
+    `LocalProblem` explains the arguments. `factors` and `anchors` may have any float type. Raise a
     `DivergenceError` if no step size reduces the objective.
     """
     if tensor.nnz == 0:

@@ -1,7 +1,6 @@
 """Sparse tensors, their CP models, and measures of error and similarity.
 
-Models are in `cp`, which needs numba. The tensor type does not need numba, which takes half a
-second to import.
+Models are in `cp`, which needs numba. `SparseTensor` does not, because numba is slow to import.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection

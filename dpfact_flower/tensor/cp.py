@@ -27,7 +27,7 @@ Matrices = tuple[Floats, ...]
 
 _BLOCK = 1 << 9  # number of rows multiplied at a time
 _MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
-_ALIKE = 0.97  # smallest product of alike components' cosines, over all modes but one
+_ALIKE = 0.97  # smallest product of two components' cosines at which `alike` is true
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -184,8 +184,8 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    Blocks of a long factor are multiplied in the factor's own precision, with a relative error
-    below 1e-6 for float32.
+    Blocks of a long factor are multiplied in float32 if the factor is float32. The relative error
+    is then below 1e-6.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):
@@ -207,9 +207,9 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components that includes all of the smaller model's.
+    """A one-to-one matching of two models' components. The smaller model is matched completely.
 
-    Pair p consists of the first model's component ``estimate[p]`` and the second's ``truth[p]``.
+    Pair p is component ``estimate[p]`` of the first model and ``truth[p]`` of the second model.
     Pairs are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
     """
 
@@ -223,7 +223,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
     has cosine 0 with every column. Cosines keep their signs, as in the paper. If one mode is left
-    out of the comparison, the models should therefore be non-negative.
+    out of the comparison, signs are arbitrary, so the models should be non-negative.
 
     Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
     of the modes must agree, but the ranks may differ.
@@ -265,7 +265,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of the pairs among R components that are alike in all modes but one."""
+    """Return an (R, R) mask of the pairs of components that are alike in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

@@ -1,7 +1,7 @@
 """Define sparse count tensors in coordinate form, and a model's squared errors on them.
 
 Mode 0 represents the patients. `SparseTensor` is the only tensor type inside the package.
-`from_coo` validates indices and values once, so solvers and mechanisms need not check again.
+`from_coo` validates indices and values, so that functions need not check their tensors.
 `as_tensor` converts other libraries' tensors without importing those libraries.
 """
 
@@ -56,7 +56,7 @@ class SparseTensor:
         return self.n_patients
 
     def __getitem__(self, rows: Any) -> SparseTensor:
-        # Patients are indexed like an array's rows, because scikit-learn splits data this way.
+        # scikit-learn splits data by indexing rows, so patients are indexed like an array's rows.
         return self.select_patients(patient_rows(rows, self.n_patients))
 
     @property
@@ -209,7 +209,7 @@ class SquaredError:
     def fit(self) -> float:
         """Fraction of the data that the model explains, ``1 - ||X - M||^2 / ||X||^2``.
 
-        The fit can be negative. Tensor Toolbox and pyttb define it as ``1 - ||X - M|| / ||X||``.
+        The fit can be negative. Tensor Toolbox and pyttb instead use ``1 - ||X - M|| / ||X||``.
         """
         self._need_nonzeros()
         return 1.0 - self.all_cells / self.data
@@ -222,8 +222,7 @@ class SquaredError:
 def as_tensor(value: Any) -> SparseTensor:
     """Convert another library's tensor of counts. The first mode must represent the patients.
 
-    The input is a scipy.sparse matrix or array, a pyttb tensor, a sparse.COO, or an array. Zero
-    cells are dropped.
+    The input may be an array or come from scipy.sparse, pyttb or sparse. Zero cells are dropped.
     """
     if isinstance(value, SparseTensor):
         return value
@@ -349,7 +348,6 @@ def _single(value: NDArray[Any]) -> NDArray[np.float32]:
 def _sorted_and_summed(
     index: NDArray[np.int32], value: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Drop zeros, sort the entries and sum duplicates."""
     if (value > 0).all() and _is_sorted(index):
         return index, value
     index, value = index[value > 0], value[value > 0]

@@ -1,9 +1,9 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
 The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to
-a whole number of vector registers. No update in this package changes these zeros.
+a whole number of vector registers. As long as all values are finite, updates keep these zeros.
 
-The fast-math flags preserve NaN and infinity, because these values reveal divergence.
+The compiled functions preserve NaN and infinity, because these values reveal divergence.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.tensor.arrays import Array
 
-_MOST = 8  # registers per slice, so that slices and operands fit in sixteen registers
+_MOST = 8  # registers per slice; a slice and its operands then fit in sixteen registers
 _LINE = 64  # bytes in a cache line
 
 

@@ -1,7 +1,7 @@
 """Represent symmetric matrices as vectors of the upper triangle's values, row by row.
 
-An off-diagonal value stands for two values of the matrix and is multiplied by sqrt(2), so the
-vector and the matrix have the same norm. *Strict* triangles exclude the diagonal.
+An off-diagonal value, which occurs twice in the matrix, is multiplied by sqrt(2) in the vector. The
+vector then has the same norm as the matrix. *Strict* triangles exclude the diagonal.
 """
 
 import math

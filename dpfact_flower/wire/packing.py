@@ -1,4 +1,4 @@
-"""Compress released values, which are integer multiples of a grid's step.
+"""Compress released values, which are integer multiples of a common step.
 
 Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... The bytes are
 written in planes: first the lowest byte of every value, then the second byte, and so on. Most

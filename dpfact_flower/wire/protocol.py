@@ -1,7 +1,7 @@
 """Define requests and replies, and check them at both ends.
 
-Each message is a list of arrays and a flat config of scalars. `NumPyClient`, the current strategy
-and the legacy strategy can use this format. Nothing else is ever sent.
+Each message is a list of arrays and a flat config of scalars. Flower's `NumPyClient` and both of
+this package's strategies can use this format. Nothing else is ever sent.
 """
 
 import hashlib
@@ -146,7 +146,7 @@ class RoundRequest:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
         A site's state contains factors without noise. Noise planned for one set of settings must
-        not be added to factors computed with another.
+        not be added to factors computed with other settings.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()

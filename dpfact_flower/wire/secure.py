@@ -1,7 +1,8 @@
 """Define the part of a request that describes a stage of a secure sum.
 
-The stage `keys` occurs once per job, `sum` once per release, and `open` only if lost sites are
-allowed. The stage does not change the requested release, so request digests do not cover the stage.
+The stage `keys` occurs once per job, and `sum` in every attempt at a sum. The stage `open` occurs
+only if a sum may lose sites. The stage does not change the requested release, so request digests do
+not cover the stage.
 """
 
 import json
@@ -36,8 +37,8 @@ class SecureStage:
 
     If a site is lost, a new `attempt` follows with fewer sites. `members` lists all sites that sent
     keys, sorted by name. `asked` lists the sites in this attempt or, in the stage `keys`, the sites
-    whose keys are requested. In the stage `open`, `sealed` maps each sender to the share that the
-    sender sealed for the receiving site.
+    whose keys are requested. In the stage `open`, `sealed` maps each sender to an encrypted share
+    that only the receiving site can decrypt.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -90,7 +91,7 @@ class SecureStage:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Check the number of parts in a reply, and return the site's name and the parts."""
+    """Check a reply's number of byte arrays (parts), and return the site's name and the parts."""
     try:
         name = _site(config.get("site"))
     except DataError as error:
@@ -101,7 +102,7 @@ def read_parts(
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
-    """Serialise sealed shares, keyed by receiver, for a reply."""
+    """Serialise encrypted shares, keyed by receiver, for a reply."""
     return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
 
 

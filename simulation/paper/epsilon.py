@@ -67,11 +67,11 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Privacy: factor match against epsilon",
         "The factor match score (FMS) compares shared factors. *With itself*, the paper's measure, "
-        "compares a system with its noiseless run from the same start. *With a fit* is the mean "
-        f"FMS against {len(_REFERENCES)} noiseless fits from other starts. The ceiling is another "
-        "noiseless fit, and the null is a fit to shuffled patients. All are means over starts of "
-        f"the system (number: {plan.starts}). A high FMS with itself proves "
-        "nothing on its own, because a system that never leaves its start has one too.",
+        "compares a system with its noiseless run from the same starting point. *With a fit* is "
+        f"the mean FMS against {len(_REFERENCES)} noiseless fits from other starting points. The "
+        "ceiling is another noiseless fit, and the null is a fit to shuffled patients. All are "
+        f"means over starting points of the system (number: {plan.starts}). A high FMS *with "
+        "itself* alone proves nothing: a system that stays at its starting point has one too.",
         _figures(data_sets, rows),
         [
             Table(

@@ -35,10 +35,10 @@ def section(plan: Plan, results: Results) -> Section:
     planted = [row for job in done for row in _planted(job, results[job])]
     return Section(
         "Column norms against mu",
-        "`relative-l21` is the weight `mu` divided by the average column norm of a site's "
-        "patient factor. A given value therefore has the same effect at sites of any size. The "
-        f"penalty applies in the last {_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a "
-        "site if its column there is exactly zero.",
+        "`relative-l21` is the l2,1 weight `mu` divided by the root mean square of the column "
+        "norms of a site's patient factor. The l2,1 penalty applies in the last "
+        f"{_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if its column of the "
+        "site's patient factor is zero.",
         [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
         if found else [],
         [

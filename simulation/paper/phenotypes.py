@@ -37,9 +37,9 @@ def section(plan: Plan, results: Results) -> Section:
             tables += _tables(data, {system: results[job] for system, job in jobs_of.items()})
     return Section(
         "Phenotypes",
-        "The coefficient is the change in the log odds of death per standard deviation of the "
-        "membership, from one maximum-likelihood fit with all phenotypes. Wald's p-values are not "
-        "corrected for the number of phenotypes. Counts below ten are not shown. No privacy "
+        "A phenotype's coefficient is the change in the log odds of death per standard deviation "
+        "of the membership. One maximum-likelihood fit gives all coefficients. Wald's p-values are "
+        "not corrected for the number of phenotypes. Counts below ten are not shown. No privacy "
         "guarantee covers these figures, because they come from patient factors.",
         [],
         tables,

@@ -75,8 +75,8 @@ def section(plan: Plan, results: Results) -> Section:
         f"the others, with the same {plan.splits} splits for all systems. The AUC of a split is "
         f"the mean over starts (number: {plan.starts}), and ± is the standard deviation over "
         "splits. *Random factors* are the exact solver's factors with shuffled columns. The last "
-        "site resembles the paper's neonatal unit: its patients are unlike all others. It "
-        "therefore has its own regression. Intervals come from the corrected resampled t-test "
+        "site resembles the paper's neonatal unit: its patients are unlike all others, so it has "
+        "its own regression. Confidence intervals come from the corrected resampled t-test "
         "(Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [

@@ -56,7 +56,7 @@ def section(plan: Plan, results: Results) -> Section:
         "Traffic is the size of all sites' Flower messages in both directions, with R = 50. TRIP's "
         "sites also send one multiplier for each value in a factor. The multipliers sum to zero "
         "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`). The "
-        "paper gives seconds for an unknown number of rounds, so only ratios can be compared.",
+        "paper gives the duration of an unknown number of rounds, so only ratios can be compared.",
         [],
         [
             Table(

@@ -6,7 +6,7 @@
 - Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A
   column is refused if some times have an offset and others do not.
 - Impossible values are refused, such as a blank or NaN patient or code, an invalid date, or a
-  patient at two sites. Rows that are not used are counted.
+  patient at two sites. Rows that are left out are counted and reported.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""The number added to minutes to mark a time with an offset, and the mark of an invalid time."""
+"""The number added to minutes if a time has a UTC offset, and the value of an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation|schl(ü|ue)ssel"),
@@ -81,7 +81,7 @@ _ODD_CODES = {
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
-"""Codes that may be mistakes. They are read unchanged, and counted in a warning."""
+"""SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -146,8 +146,8 @@ class LabelTable:
     """A table with one row per patient and a column for the label (0 or 1, no or yes).
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. In a table of sites, `column` contains the site. Patients who are not in the table get
-    the label `missing` (0 or 1). If `missing` is empty, the table must contain all patients.
+    tables. In a table of sites, `column` holds each patient's site instead. Patients who are not in
+    the table get the label `missing` (0 or 1). If `missing` is empty, such patients are an error.
     """
 
     file: Place
@@ -180,9 +180,10 @@ def read(
 
     `tables` maps two or more feature modes to tables, in the tensor's order. `columns` and
     `dialect` apply to tables that are given as paths. `name` is the name of the single site, or of
-    the cohort if there is a table of `sites`. By default, the table of sites has the patient column
-    and a column ``site``. Patients who are not in that table are left out. Events occur together if
-    they are at most `window_days` days apart or, if `window_days` is None, in one encounter.
+    the cohort if there is a table of `sites`. By default, the table of sites has the same patient
+    column and a column ``site``. Patients who are not in that table are left out. Events occur
+    together if they are at most `window_days` days apart. If `window_days` is None, events occur
+    together if they belong to one encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -243,7 +244,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # has fewer rows than loaded
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # `texts` has no repetitions
                 bad, name = _NO_TEXT.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
         count(connection, place.name, "rows", found["true"])
@@ -265,7 +266,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _text(place: Place, column: str) -> str:
-    """Return the rule for identifiers and codes, with advice on rows that break the rule."""
+    """Return the rule for identifiers and codes, with advice on how to repair a table."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -333,7 +334,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return arguments to suggest, with COLUMN in place of each name that cannot be guessed."""
+    """Suggest arguments that name the columns. COLUMN stands for a name that cannot be guessed."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
@@ -390,7 +391,7 @@ def _refuse_header(
 
 
 def _minutes(time: str, time_format: str) -> str:
-    """Return SQL for whole minutes since 1970. See also `_ZONED` and `_MISTIMED`."""
+    """Return SQL for whole minutes since 1970, marked as `_ZONED` and `_MISTIMED` explain."""
     if time_format:
         minutes = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
     else:

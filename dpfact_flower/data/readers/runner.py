@@ -9,14 +9,15 @@ line. A line above a statement may say what the statement is for:
   a column with ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps
   only rows that meet a condition, in which all columns are text. ``-- @there SQL`` is a condition
   that a database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that
-  stays empty if the source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's
-  columns ``code_1``, ``code_2``, ... into a list of their distinct values without blanks. A star in
-  ``FILE`` stands for any text. The rows of all matching tables are then combined, and an additional
+  stays empty if the source lacks the file. A column ``code`` of type ``VARCHAR[]`` combines the
+  source's columns ``code_1``, ``code_2``, ... into a list of distinct values without blanks. A star
+  in ``FILE`` stands for any text. The rows of all matching tables are then combined, and a further
   column, ``part``, contains the text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for places (such as tables) and row counts, to be reported as WHAT.
-- ``-- @refuse REQUIREMENT``: a query that counts faulty rows by place. A count above 0 is an error.
+- ``-- @refuse REQUIREMENT``: a query that counts, for each place, the rows that break a
+  requirement. A count above 0 is an error.
 - ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
   and time. A time is a date, a timestamp, or minutes from any origin. After this query, the table
   ``people`` contains all patients who have events.
@@ -212,8 +213,8 @@ def read(
     package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
     can open. `name` is the cohort's name, and defaults to the script's name. A script may require a
     name, for example for a single site. If the script's window is in days, events occur together if
-    they are at most `window_days` days apart. If `window_days` is None, the encounter alone limits
-    the window. `given` contains values for the script's options and the `Options` of all readers.
+    they are at most `window_days` days apart. If `window_days` is None, events need only be in one
+    encounter. `given` contains values for the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -386,7 +387,6 @@ class _Work:
         self._label("readmitted", again)
 
     def _label(self, name: str, patients: str) -> None:
-        """Label the patients whom an SQL query selects."""
         self.connection.execute(
             f"""ALTER TABLE patients ADD COLUMN {quoted(name)} BOOLEAN DEFAULT false;
                 UPDATE patients SET {quoted(name)} = true WHERE patient IN ({patients})"""

@@ -1,28 +1,29 @@
 """Keep a site's ledger, which records every release on disk before the release is sent.
 
-Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row records a release: the
-request, the charge and the sent float32 values. If the values have no noise, or are a share of a
-secure sum, the row contains only their hash. The budget belongs to the site's patients, so every
-charged row counts toward the budget, whatever the job or the data.
+Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row of this file records one
+release: the request, the privacy cost and the float32 values that were sent. If the values have no
+noise, or are a share of a secure sum, the row contains only a hash of the values. The budget
+belongs to the site's patients, so the costs of all jobs and all data files count toward the budget.
 
-*Durability.* `Ledger.charge` returns only after one transaction has written the row, events and
-bytes to disk. With a rollback journal (journal_mode DELETE), the ledger is a single file between
-transactions, and a copy of this file is complete. Deleting the journal commits the transaction.
-Only ``synchronous=EXTRA`` ensures that a power loss cannot undo the deletion and, with it, the
-charge. A new ledger file gets its name only when it is complete, so an empty or truncated file
-always means damage. If `durable` is False (simulation), the operating system decides when to write.
+*Durability.* `Ledger.charge` returns only after one transaction has written the row and the
+released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
+single file between transactions, so a copy of this file is complete. SQLite commits a transaction
+by deleting the journal. Only ``synchronous=EXTRA`` prevents a power loss from undoing this deletion
+and thereby the charge. A new ledger gets its file name only when the file is complete, so an empty
+or truncated file always means damage. In simulations (`durable` is False), the operating system
+decides when to write.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
 edits. A file next to the ledger contains the ledger's newest head: the last hash and the number of
-rows (`verified_head`). This file reveals whether an old copy has replaced the ledger. To detect a
-rewrite of both files, keep a `Head` from the log elsewhere.
+rows (`verified_head`). If an old copy replaces the ledger, the copy does not match this head. To
+detect that both files were rewritten, keep a head from the site's log elsewhere.
 
-*Secrecy.* A head is a hiding commitment to the rows, because each row includes random bytes. In
-place of the data's fingerprint, a row contains an HMAC of the fingerprint, whose key is stored next
-to the ledger. The time in a row is the time of the request. A head, a backup and
-`dpfact ledger show` therefore reveal nothing about patients except the released values. Protect the
-key, and any folder that contains it, like patient data.
+*Secrecy.* A head reveals nothing about the rows, because each row includes random bytes. A row
+contains only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger.
+The time in a row is the time of the request, which does not depend on patients' data. A head, a
+backup and `dpfact ledger show` therefore reveal nothing about patients except the released values.
+Protect the key, and any folder that contains the key, like patient data.
 
 Two processes may use the same ledger. The ledger's folder must be on a local disk, because SQLite's
 locks are unreliable on network shares.

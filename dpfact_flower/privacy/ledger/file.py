@@ -27,7 +27,7 @@ from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 
 START = "0" * 64
-"""The first row has no predecessor, and uses this value as the previous row's hash."""
+"""Value used as the previous row's hash in the first row, which has no predecessor."""
 
 
 class ReleaseKey(NamedTuple):
@@ -100,7 +100,7 @@ class LedgerRow:
 
     @property
     def shared(self) -> bool:
-        """Whether the release is a share of a secure sum, whose values are not stored here."""
+        """Whether the release is a share of a secure sum. Values of shares are not stored."""
         return any(event.shared for event in self.events)
 
     @property
@@ -124,7 +124,7 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON. Random bytes ensure that the row's hash does not reveal the row."""
+    """Return a new row as JSON, with random bytes so that the row's hash reveals no content."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -156,7 +156,7 @@ LEDGER = "ledger.sqlite"
 """Name of the ledger file in a site's folder."""
 
 KEY = ".ledger-key"
-"""Name of the key file. No job can have this name, and copies of ledger.sqlite* omit the key."""
+"""Name of the key file. No job can have this name. Copies of ledger.sqlite* omit the key."""
 
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
@@ -193,7 +193,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         timeout=_SECONDS_TO_WAIT,
-        isolation_level=None,  # the ledger begins transactions itself
+        isolation_level=None,  # `Ledger` begins transactions itself
     )
     try:
         for pragma in (
@@ -234,7 +234,7 @@ def head_file(ledger: Path) -> Path:
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the head in the head file, or None if the file is missing or unreadable (no error)."""
+    """Return the head in the head file. Return None if the file is missing or cannot be read."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())
     return None
@@ -246,9 +246,9 @@ def note_head(ledger: Path, head: Head) -> None:
         file.write(str(head).encode())
 
 
-# If the data's hash had no key, anyone who knew all other patients' data could test whether a given
-# patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
-# continue, but all charges still count.
+# Rows contain a hash of the data, computed with a secret key. Without the key, anyone who knew all
+# other patients' data could test whether a given patient is included. If the key is lost, the site
+# makes a new key. Running jobs then cannot continue, but all charges still count.
 
 
 def read_key(folder: Path) -> bytes | None:
@@ -278,5 +278,5 @@ def data_key(folder: Path) -> bytes:
 
 
 def data_tag(folder: Path, fingerprint: str) -> str:
-    """Return a fingerprint's HMAC under the site's key, as used in the ledger and the state."""
+    """Return a fingerprint's HMAC under the site's key, as stored in the ledger and state files."""
     return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

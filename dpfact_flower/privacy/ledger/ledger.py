@@ -33,10 +33,11 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 class Ledger:
     """A site's open ledger, which must be closed or used as a context manager.
 
-    If a hash is wrong, all methods that read the ledger except `verify` raise an error.
+    If a row's hash is wrong, every method that reads the ledger, except `verify`, raises an error.
 
-    If `create` is true, a missing ledger is created. The caller must be sure that none existed
-    before, because a new ledger has no charges. If `durable` is true, `charge` waits for the disk.
+    If `create` is true, a missing ledger is created. The caller must be sure that the site never
+    had a ledger, because a new ledger has no charges. If `durable` is true, `charge` returns only
+    after the charge is on disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -50,7 +51,7 @@ class Ledger:
             self._connection = open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
-        # Rows record this time. The time of the charge would depend on the patients' data.
+        # Rows record this time, because the time of the charge would depend on patients' data.
         self._opened = datetime.now(UTC)
 
     def __enter__(self) -> Self:
@@ -75,7 +76,7 @@ class Ledger:
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """Return a round's recorded release, or None if there is no row or no stored payload."""
+        """Return a round's recorded release, or None if the ledger has no values for the round."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             if row is None:
@@ -103,8 +104,7 @@ class Ledger:
     def count(self) -> tuple[LedgerRow, ...]:
         """Return all rows, so that the budget can be checked before `charge` is called.
 
-        `charge` fails if another process has made a charge since this call. The lock on the site's
-        folder prevents such charges unless the platform has no locks or the lock file was deleted.
+        If another process makes a charge in between, `charge` fails.
         """
         rows = self.rows()
         self._counted = _head(rows)
@@ -119,20 +119,21 @@ class Ledger:
     ) -> Head:
         """Record a release and its cost on disk so that the release may be sent.
 
-        Return the new head for the site's log. The ledger stores the bytes of charged releases, but
-        only hashes of shares and of uncharged bytes. After an exception, nothing may be sent. If
-        the disk fails late, the row may remain, which wastes budget. Recording the same release
-        again has no effect. A release is refused if a later round was answered, if the data has
-        changed within the job, or if a different release is recorded for the round. Any new release
-        is refused if another process has made a charge since `count` was called.
+        Return the ledger's new head, which belongs in the site's log. The ledger stores the values
+        of a release with noise, but only a hash of a share or of values without noise. If `charge`
+        raises an exception, the release must not be sent unless `has` confirms that it was
+        recorded. Recording the same release again has no effect. A release is refused if a later
+        round was answered, if the data has changed within the job, or if a different release is
+        recorded for the round. Any new release is refused if another process has made a charge
+        since `count` was called.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
         called just before the commit. If `last_look` raises an exception, nothing is charged.
         """
         self._check_own()
         payload = pack(release.arrays)
-        # An EXCLUSIVE transaction waits for readers when it begins. An IMMEDIATE transaction would
-        # wait when it ends, after `last_look`.
+        # An EXCLUSIVE transaction waits for other readers when it begins. An IMMEDIATE transaction
+        # would wait for them when it ends, so the charge could be delayed after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
@@ -220,7 +221,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether this release is recorded. Refuse a different one for an answered round."""
+        """Return whether this release is recorded. Refuse another release in an answered round."""
         # Within a job, round numbers always increase.
         last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
@@ -246,7 +247,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check who owns the ledger and its journal, because a journal can alter the ledger."""
+        """Check the owners of the ledger and of its journal, which could alter the ledger."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 

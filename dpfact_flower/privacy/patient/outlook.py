@@ -1,8 +1,8 @@
 """Use public facts to forecast a patient-mode run's outcome and the resources that the run needs.
 
-The forecast is the chance that every model of a real cohort beats every fit to shuffled data
-(docs/results.md). The chance depends only on the *strength*, which is the signal times the square
-root of the rank. This dependence was calibrated on real cohorts.
+The forecast is the chance that a run finds real phenotypes. This means that models of the real data
+score better than all models of shuffled data (docs/results.md). The chance depends only on the
+*strength*: the signal times the square root of the rank. The curve was fitted to real cohorts.
 """
 
 import math
@@ -16,19 +16,19 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the chance is one half, and slope of the chance's log-odds as a function of the
-logarithm of the strength (docs/explanation/start.md)."""
+"""Strength at which the forecast chance is one half, and slope of the chance's log-odds as a
+function of the logarithm of the strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
-"""Lowest strength at which the verdict is good."""
+"""Lowest strength for which the forecast's verdict is good."""
 _CLEAR = 1.5
-"""Signal above which no run is called hopeless, because distinct phenotypes are recovered."""
+"""Signal from which no run is called hopeless, because clear-cut phenotypes can still be found."""
 _MANY_CODES = 2_000
-"""Total number of codes above which fewer codes are proposed, to limit the size of the start."""
+"""Number of codes in all modes above which `Needs.codes` proposes to keep fewer."""
 BYTES_A_VALUE = 48
 """Bytes of memory per released value, for one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Maximum number of sites that the start fits individually, not in groups (`estimation`)."""
+"""Number of sites above which the start is fitted to sums over groups of sites (`estimation`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for each site's reply, for each site or group to which
 candidates are fitted, and for working matrices."""
@@ -77,10 +77,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity that could improve the forecast if no other quantity were changed.
+    """A quantity whose change alone could improve the forecast.
 
     `good` is the value that would make the verdict good, or 0 if no value would. `chance` is the
-    forecast after doubling the quantity or, for the rank and the number of codes, halving it.
+    forecast if the quantity is doubled (the rank and the number of codes are halved instead).
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -104,7 +104,7 @@ class Outlook(NamedTuple):
     compares the number of patients per phenotype with the noise in the start:
     ``(I / R) / (sigma sqrt(2 n T))`` for I patients, R phenotypes, n codes, T sites and noise level
     sigma. The denominator is the largest eigenvalue of the random noise. `chance` is the chance
-    that every model of a real cohort beats every null model. The most helpful `levers` come first.
+    that the run finds real phenotypes. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -128,12 +128,12 @@ class Needs(NamedTuple):
 
 
 def chance_of(strength: float) -> float:
-    """Return the chance that every model of a real cohort beats every null model."""
+    """Return the chance that a run of this strength finds real phenotypes."""
     return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))
 
 
 def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run at Gaussian-DP cost `mu`. `start` is the zCDP cost of its start."""
+    """Forecast a run at Gaussian-DP cost `mu`. `start` is the zCDP cost of the first model."""
     if not facts.known:
         sentence = "The outlook is unknown: set patients and sites to public estimates."
         return Outlook("unknown", sentence, math.nan, math.nan, ())
@@ -183,11 +183,12 @@ def _levers(
     """Return a run's levers, the most helpful first.
 
     Strength is proportional to mu and to the number of patients, and inversely proportional to the
-    square roots of the rank and the code count. In secure sums, more sites add hardly any noise.
+    square roots of the rank and the code count. In secure sums, more sites hardly increase the
+    noise.
     """
     lacking = GOOD_STRENGTH / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
-    # mu is nearly a power of epsilon. The epsilon at twice the mu gives the exponent.
+    # mu is nearly a power of epsilon. The epsilon for twice the mu determines the exponent.
     power = math.log(2) / math.log(twice / epsilon)
     needed = epsilon_gaussian_discrete(mu * lacking, delta, 1)
     needed = needed if math.isfinite(needed) else 0.0  # beyond the proof's limits
@@ -206,7 +207,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a `codes` setting that keeps at most `most` codes. Short modes keep all codes."""
+    """Return a `codes` setting that keeps `most` codes. Modes with few codes keep every code."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))

@@ -1,13 +1,13 @@
-"""Compute each patient's contribution to the start (co-occurrences of codes) with compiled code.
+"""Compute each patient's contribution to the co-occurrences of codes, from which a run starts.
 
-X is the patient's slice of the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n)
-is the off-diagonal part of X_(n) X_(n)^T, and shows which codes of mode n occur with the same codes
-of the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
-norm 1, and blocks for two different modes are multiplied by `CROSS`. Then all blocks together are
-scaled to norm 1.
+A contribution has one block for each mode and for each pair of modes. X is the patient's slice of
+the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n) is the off-diagonal part of
+X_(n) X_(n)^T. This block shows which codes of mode n occur with the same codes of the other modes.
+Block (m, n) is X summed over all modes except m and n. Each block is scaled to norm 1, and blocks
+for two different modes are multiplied by `CROSS`. Then all blocks together are scaled to norm 1.
 
-Only the total is kept between patients. Cells are sorted, so sums do not depend on the order of the
-data.
+Only the total is carried over from patient to patient. Cells are sorted, so floating-point sums do
+not depend on the order of the data.
 """
 
 import math
@@ -71,7 +71,7 @@ def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array
 
 @compiled()
 def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
-    """For each pair of modes, sum the counts over all other modes."""
+    """For each pair of modes, add the counts, summed over all other modes, to `pairs`."""
     cells, modes = places.shape
     for cell in range(cells):
         for mode in range(modes):
@@ -82,12 +82,9 @@ def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
 
 @compiled()
 def _sorted_by_column(places: Array, mode: int) -> Array:
-    """Return an order of cells that makes each column of the unfolding along `mode` contiguous.
-
-    The sorts are stable. Within a column, cells keep their original order, which is ascending in
-    `mode`.
-    """
+    """Return an order of cells that makes each column of the unfolding along `mode` contiguous."""
     cells, modes = places.shape
+    # Stable sorts keep the cells of each column in ascending order of `mode`.
     order = np.arange(cells)
     for other in range(modes - 1, -1, -1):
         if other != mode:
@@ -140,8 +137,9 @@ def _block_scales(pairs: Array, bounds: Array, scale: float) -> Array:
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
-    Values are divided by the largest, so a square that underflows is negligible. Squares are summed
-    row by row, so rounding errors grow with the number of codes, not with the number of pairs.
+    Values are divided by the largest value, so a square that underflows is negligible. Squares are
+    summed row by row, so rounding errors grow with the number of codes, not with the number of
+    pairs.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

@@ -3,12 +3,12 @@
 A plan is computed from public facts before any patient's data is read. The server and the sites
 compute the same plan from the same settings.
 
-The budget is planned in Gaussian DP. First, epsilon and delta are reduced by the slack for discrete
-noise. Then mu is the largest value that the reduced epsilon and delta allow, and all releases
-together cost ``rho = mu^2 / 2``. If epsilon exceeds 500, tight zCDP is used, because the slack is
-not proven there. With either method, `account` returns at most epsilon for the plan's releases.
+The budget is planned in Gaussian DP. First, epsilon and delta are reduced by `DISCRETE_SLACK`. Then
+mu is the largest value that the reduced epsilon and delta allow, and all releases together cost
+``rho = mu^2 / 2``. If epsilon exceeds 500, `DISCRETE_SLACK` is not proven, so tight zCDP is used
+instead. With either method, `account` returns at most epsilon for the plan's releases.
 
-The rules below come from experiments on synthetic and real cohorts (docs/explanation/start.md).
+The constants below were chosen on synthetic and real cohorts (docs/explanation/start.md).
 """
 
 import math
@@ -43,9 +43,9 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""The start's share of the model's budget. The start determines which optimum is reached."""
+"""The start's share of the budget after the code counts. Later releases only refine the start."""
 _ROUND = 4.0
-"""Signal (of one refinement with the whole budget) required for each planned round."""
+"""Signal (see `Facts.signal`) required for each planned refinement round."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
 """Maximum planned number of refinement rounds, and the rank above which this number decreases as
 ``1 / rank``, because each round takes longer."""
@@ -53,16 +53,17 @@ _BOUND, _WIDEST = 0.1, 1.0
 """Lowest and highest planned bound on patients' contributions to a refinement. Clipping gives less
 weight to patients whose data the model explains well. A bound of 1 clips few contributions."""
 _WIDER = 0.1
-"""Ratio of the bound to signal * rank / codes. With more codes, contributions are smaller."""
+"""Ratio of the planned bound to signal * rank / codes. More codes mean smaller contributions."""
 _CLEAR = 1000.0
-"""Refinements are averaged over rounds if the signal with the whole budget is below this value."""
+"""Refinements are averaged over rounds if `Facts.signal` is below this value."""
 _MEMORY = 0.5
-"""Weight of earlier rounds when refinements are averaged."""
+"""Weight of the earlier average when refinements are averaged over rounds."""
 _MOST_NOISE = 1e4
-"""Largest allowed ratio of sigma to sensitivity, which limits the number of releases. Even a nearly
-free release makes the site read patients' data, and the server sees how long reading takes."""
+"""Largest allowed ratio of sigma to sensitivity, which limits the number of releases. Even a
+release that costs almost nothing makes the site read patients' data, and the server sees how long
+the site takes."""
 MOST_VALUES = 2 * 10**8
-"""Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""
+"""Largest number of values in one release. SQLite allows a billion bytes in one ledger field."""
 _ROUNDING = 1 - 1e-12
 """Factor that reduces the budget slightly, so that rounding errors cannot cause an overrun."""
 
@@ -98,7 +99,7 @@ class PatientPlan:
 
     @property
     def start(self) -> PlannedRelease:
-        """The release from which the model starts."""
+        """The release from which the server computes the run's first phenotypes."""
         return next(release for release in self.releases if release.kind == "start")
 
     def release_of(self, round_number: int) -> PlannedRelease | None:
@@ -121,9 +122,9 @@ def plan_patient(
     """Plan a run in patient mode. `sizes` counts each mode's codes, and `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
-    planned values, which also depend on `sites` and ``settings.patients``. The server sends these
-    three values to the sites. The schedule then depends only on the request's settings and on
-    `sizes`, so each site computes the same schedule.
+    planned values, which also depend on `sites` and ``settings.patients``. The server sends the
+    planned values to the sites. Each site then computes the same plan, because the plan now depends
+    only on the request's settings and on `sizes`.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -180,24 +181,20 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
 
 
 def total_rho(epsilon: float, delta: float) -> float:
-    """Return the largest total zCDP cost for which `account` returns at most `epsilon`.
-
-    To allow for discrete noise, `DISCRETE_SLACK` is subtracted from epsilon, and delta is
-    multiplied by 1 - `DISCRETE_SLACK`.
-    """
+    """Return the largest total zCDP cost for which `account` returns at most `epsilon`."""
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(f"epsilon: must exceed {2 * DISCRETE_SLACK:g}; got {epsilon!r}")
     mu = mu_for_epsilon(epsilon - DISCRETE_SLACK, delta * (1 - DISCRETE_SLACK))
     mu *= _ROUNDING
     if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
         return mu * mu / 2
-    # Proposition 2.8 is never tighter than tight zCDP, and exact Gaussian DP is never looser.
+    # `low` and `high` come from a looser and a tighter conversion than tight zCDP.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
     return _ROUNDING * root_of(lambda rho: epsilon_zcdp_tight(rho, delta) - epsilon, low, high)
 
 
 class _Split(NamedTuple):
-    """The zCDP costs of the code counts, the start and each refinement.
+    """The zCDP costs of the releases for the code counts, the start and each refinement.
 
     `codes` is 0 if codes are not counted. `share` is the start's share of the budget that remains
     after the code counts. Every mode is refined `rounds` times.
@@ -237,7 +234,6 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
 
 
 def _planned_rounds(facts: Facts, rho: float) -> int:
-    """Return the planned number of refinement rounds, which grows with the signal."""
     rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
     return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 

@@ -3,8 +3,9 @@
 To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses releases on the server
 (`server.patient`). All other code looks up a kind by its name.
 
-`release` adds all of the noise to a sum, and `share` adds one site's part of the noise. Both take
-the sensitivity and the noise level only from a `BoundedSum` (``docs/explanation/proof.md``).
+`release` adds all of the noise to a sum, and `share` adds one site's part of the noise. Both
+functions take the sensitivity and the noise level only from a `BoundedSum`
+(``docs/explanation/proof.md``).
 """
 
 import math
@@ -82,17 +83,18 @@ class PlannedRelease:
 
 
 Ridge = Callable[[], NDArray[np.float64]]
-"""Function that computes a refinement's ridge from earlier releases."""
+"""Function that computes a refinement's ridge penalties from earlier releases."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes the number of values in a release. Its arguments are the number of codes in each
-    mode before selection, the number after selection, the mode, and the rank. If `clipped` is true,
-    patients' contributions are clipped to the run's `bound`. If not, their norm is at most 1.
-    `carries` names the fields that a request for this kind may carry in addition to the settings.
+    `size` computes the number of values in a release. The arguments of `size` are the number of
+    codes in each mode before selection, the number after selection, the mode, and the rank. If
+    `clipped` is true, patients' contributions are clipped to the run's `bound`. Otherwise, a
+    contribution's norm is at most 1. `carries` names the fields that a request for this kind may
+    carry in addition to the settings.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -151,9 +153,9 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. All
-    later steps are post-processing: the noisy integers are rounded to multiples of a step
-    (`step_of`) and converted from grid units to float32 values.
+    The release's event states the cost for adding or removing one patient. Rounding the noisy
+    integers to multiples of a step (see `step_of`) and converting them to float32 values is
+    post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
@@ -164,7 +166,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step of which released values are multiples, in their units, or 0 if unknown."""
+    """Return the number of which all released values are multiples, or 0 if unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -178,7 +180,7 @@ def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, nam
 
     The site's sum goes into one slot, and noise goes into all slots. The integers are not rounded,
     because a sum of rounded values would not be a function of the exact sum. The integers must be
-    masked before they leave the site. The noise level of `bounded` must be that of one site's part.
+    masked before they leave the site. `bounded.sigma` must be the noise level of one site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

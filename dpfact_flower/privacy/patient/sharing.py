@@ -1,8 +1,9 @@
 """Plan how sites share the noise in secure sums.
 
-Each sum contains the noise of at least `honest` sites that do not reveal their noise to the server.
-A site puts its statistic in one of the `slots` and noise in all slots, and the server learns each
-slot's total. The proof is in ``docs/explanation/secure-sums.md``.
+Each sum contains noise from at least `honest` sites that do not reveal their noise to the server. A
+sum consists of one or more vectors (`slots`). Each site adds its statistic to one slot and noise to
+all slots, and the server learns only each slot's total. The proof is in
+``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -15,7 +16,7 @@ from dpfact_flower.settings import PrivacySettings
 
 LEAST_SITES = 3
 _SLOTS = 2
-"""Default number of slots. With a single slot, phenotypes of only one site are lost."""
+"""Default number of slots. With one slot, the server could not find phenotypes of only one site."""
 
 
 class Sharing(NamedTuple):

@@ -1,8 +1,8 @@
-"""Compute patient mode's statistics, the sums of bounded contributions from a site's patients.
+"""Compute patient mode's statistics: sums over patients, whose contributions are bounded.
 
-The unit of privacy is one patient, that is, all cells in one slice of mode 0. Neighbouring data
-sets differ by one patient, who is present in only one of them. Each kind of release has its own
-statistic: `code_counts`, `cooccurrence` or `refinement`.
+The unit of privacy is one patient, that is, all of that patient's cells in the tensor. Neighbouring
+data sets differ by one patient, who is present in only one of them. Each kind of release has its
+own statistic: `code_counts`, `cooccurrence` or `refinement`.
 
 The sensitivity bound holds for these reasons. A contribution depends only on the patient's own
 cells and on public values (settings and earlier releases). A contribution's L2 norm is at most the
@@ -33,21 +33,21 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Maximum number of coordinate-descent sweeps over one patient's factor."""
 _SETTLED = 1e-6
-"""A patient's factor (of scale 1) has converged if all changes in a sweep are below this value."""
+"""Coordinate descent stops when no entry of a patient's factor changes this much in a sweep."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Limits below which numbers count as 0, for entries of factors, changes in a patient's factor, and
-entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
-on subnormal numbers take a hundred times as long. A server could then choose factors for which a
-round's duration reveals a single patient's presence."""
+entries of Gram matrices and ridges. Products of smaller numbers could be subnormal, and operations
+on subnormal numbers take a hundred times as long. A server could then choose factors for which the
+duration of a round reveals whether a given patient is present."""
 _MOST_RIDGE = 1e100
 """Limit above which a ridge counts as infinite. Dividing by a larger ridge would also give
 subnormal numbers."""
 MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
-`_SAFETY` outweighs the rounding error in a norm."""
+`_SAFETY` outweighs rounding errors in the norm of a patient's contribution."""
 MAX_PATIENTS = 2**27
-"""Maximum number of patients at a site. With so few, no sum can overflow. The limit is constant so
-that no refusal depends on patients' data."""
+"""Maximum number of patients at a site, for which no sum can overflow. Checks of sigma use this
+constant and not the true number, so a refusal reveals nothing about the patients."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # largest sum for which every thread keeps a copy
 
@@ -110,11 +110,12 @@ def refinement(
     Let X_i be the slice of patient i, scaled to norm 1. Let f_r be the outer product of the r-th
     columns of the released factors. The patient's factor a_i >= 0 minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's contribution is
-    (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`, with
-    columns multiplied by the entries of a_i. If their joint norm exceeds `bound`, M_i and a_i a_i^T
-    are scaled down by the same factor. The update therefore remains a weighted least-squares
-    problem. The sum contains the rows of sum_i M_i, then the `triangle` (with diagonal) of
-    sum_i a_i a_i^T. Adding or removing a patient changes the sum by at most `bound` in L2 norm.
+    (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for
+    `mode`, with columns multiplied by the entries of a_i. If the joint norm of M_i and a_i a_i^T
+    exceeds `bound`, both are scaled down by the same factor. The update therefore remains a
+    weighted least-squares problem. The sum contains the rows of sum_i M_i, then the `triangle`
+    (with diagonal) of sum_i a_i a_i^T. Adding or removing a patient changes the sum by at most
+    `bound` in L2 norm.
 
     `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
     infinite ridge removes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
@@ -127,7 +128,7 @@ def refinement(
         raise DataError("factors: do not match the tensor's feature modes")
     gram = np.ones((rank, rank))
     for columns in whole:
-        # BLAS is not used here, because sums must not depend on the threads or on the processor.
+        # BLAS is not used here, because its rounding depends on the threads and on the processor.
         gram *= np.einsum("ir,is->rs", columns, columns)
     gram = _without_least(gram, _LEAST_PRODUCT)
     scale = _units(positive("bound", bound), sigma)
@@ -165,7 +166,8 @@ def _summed(
 
     Integers are added exactly, so the division of patients among threads does not affect the
     result. ``add_up(starts, *arguments, total)`` adds some patients' contributions to `total`.
-    `starts` lists each such patient's first non-zero, and ends with the index after the last one.
+    `starts` lists the indices of these patients' first cells, and ends with the index after the
+    last cell.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
@@ -205,7 +207,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """Fit one patient's factor by coordinate descent from 0. Overwrite `pull` with gram @ a."""
+    """Fit one patient's factor `a` by coordinate descent from 0. Store gram @ a in `pull`."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0
@@ -233,7 +235,7 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """Compute one patient's MTTKRP for `mode`, and return the number of rows with cells.
+    """Compute one patient's MTTKRP for `mode`. Return how many codes of that mode the patient has.
 
     Fill `rows`, `product` and `score` (the inner product of the patient's slice with each f_r). All
     entries of `slot` are -1 before and after the call.

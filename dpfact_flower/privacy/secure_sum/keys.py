@@ -1,8 +1,8 @@
-"""Define the members of secure sums, their signed keys, and the server's questions to them.
+"""Define the members of secure sums, their signed keys, and the server's questions to members.
 
-Hospitals exchange the public halves of their long-term keys (Ed25519, RFC 8032) directly. For each
-job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. The server cannot
-impersonate the site, because the server does not have the long-term key.
+Hospitals exchange their long-term public keys (Ed25519, RFC 8032) without involving the server. For
+each job, a site makes a fresh key (X25519, RFC 7748) and signs this key together with the job's
+terms. The server cannot impersonate a site, because it does not have the site's private key.
 """
 
 import base64
@@ -41,12 +41,12 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Return the public half of a key as one line of text, for other hospitals to pin."""
+    """Return the public half of a key as one line of text, to give to other hospitals."""
     return _KIND + base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 def read_public_key(text: str) -> bytes:
-    """Return the 32 bytes of the key in a `public_text`."""
+    """Return the 32 bytes of a public key, given the text from `public_text`."""
     kind, colon, encoded = text.strip().partition(":")
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -92,7 +92,7 @@ class Terms:
     def threshold(self) -> int:
         """Number of sites needed to unmask a sum: the colluding sites and over half of the others.
 
-        Because of this threshold, the server can never unmask two attempts at the same sum.
+        Honest sites help to unmask only one attempt at a sum, so the server can never unmask two.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 
@@ -152,7 +152,7 @@ def check_members(
 
 
 def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
-    """Return the long-term public key that is pinned for a site."""
+    """Return the long-term public key that this hospital has stored for a site."""
     if site not in peers:
         raise PrivacyRefusedError(f"members: no key of {shown(site)} is pinned at this site")
     return peers[site]
@@ -166,9 +166,9 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 class Question:
     """The server's question to all members in one attempt at a round's sum.
 
-    Masks cancel only among sites with the same `request` (a digest of the rest of the server's
-    request). A new `attempt` is made if a site was lost before it sent its vector. `width` is the
-    number of bytes sent for each masked word (`masks.width_of`). `members` is sorted by name.
+    `request` is a digest of the round's request, and masks cancel only among sites with the same
+    digest. If a site is lost before it sends its vector, the server makes a new `attempt`. `width`
+    is the number of bytes sent per masked word (`masks.width_of`). `members` is sorted by name.
     """
 
     round: int

@@ -1,8 +1,8 @@
 """Mask 64-bit words by adding keystreams modulo 2**64, and derive or share the masks' keys.
 
-Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping bits of a *masked*
-word is post-processing. Rounding a vector before masking would not be post-processing, because a
-sum of rounded vectors is not a function of the exact sum.
+Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping the other bits of a
+*masked* word is post-processing, which costs no privacy. Rounding a vector before masking would not
+be post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -39,8 +39,8 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int | None, ratio: float) -> int:
     """Return the number of bytes to send for each word so that no sum overflows.
 
-    One unit here is the standard deviation of one site's noise. The sum has up to `patients` terms
-    of at most `ratio` units, and at most 64 units of noise. The words can hold 16 times this sum.
+    In units of the standard deviation of one site's noise, a sum has up to `patients` terms of at
+    most `ratio`, and noise of at most 64. The sent bits can hold a sum 16 times as large.
     """
     if patients is None:
         return MOST_WIDTH
@@ -59,16 +59,14 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    Every `purpose` names the sites, so keys differ even if a site copies another site's public key.
+    `purpose` includes the sites' names, so that keys differ even if a site copies another site's
+    public key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add one list of keystreams to the words and subtract another, in place.
-
-    Each key generates only one keystream, so the nonce can be constant.
-    """
+    """Add one list of keystreams to the words and subtract another, in place."""
     plus, minus = [[_keystream(key) for key in keys] for keys in (added, subtracted)]
     zeros = memoryview(bytes(8 * _BLOCK))
     buffer = bytearray(8 * _BLOCK)
@@ -84,20 +82,18 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the bits of each word that are sent, packed into bytes."""
+    """Extract the bits of each word that are sent, and pack these bits into bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Sum packed vectors exactly, and add the expected value of the low bits that were not sent.
-
-    The `LOW` missing bits of each word were uniformly distributed, because the word was masked.
-    """
+    """Sum packed vectors exactly, and add the expected value of the low bits that were not sent."""
     total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
         # The words overlap: the bits above a word's sent bits belong to the next word.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
+    # The missing bits of each word were uniformly distributed, because the word was masked.
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 
 
@@ -108,11 +104,11 @@ def signed(words: Words, width: int) -> NDArray[np.int64]:
 
 
 def _keystream(key: bytes) -> CipherContext:
-    return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+    return Cipher(ChaCha20(key, bytes(16)), None).encryptor()  # a constant nonce: one use per key
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
-    """Draw a seed below the prime. It is uniform to within 2**-256 if the bytes are uniform."""
+    """Draw a seed below `PRIME`. With uniform bytes, the seed is uniform to within 2**-256."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
     return number.to_bytes(SEED_BYTES, "little")
 
@@ -134,7 +130,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    `shares` maps places to shares. Shares are not authenticated, so a false one gives a wrong seed.
+    `shares` maps places to shares. Without authentication, a false share gives a wrong seed.
     """
     seed = 0
     for place, share in shares.items():

@@ -1,4 +1,4 @@
-"""Do the server's part of a secure sum: compute the sum from masked vectors and openings."""
+"""Compute a secure sum on the server, from masked vectors and the messages that unmask the sum."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Return the shares that other sites sealed for a site, to send in the stage `open`."""
+    """Return the shares that other sites encrypted for a site, keyed by sender."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -19,7 +19,7 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Return the members whose seeds were not sent and cannot yet be recovered from shares."""
+    """Return the members whose seeds have not arrived and cannot yet be recovered from shares."""
     if not terms.dropouts:
         return []
     return [
@@ -34,9 +34,10 @@ def summed(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors. Low bits that were not sent are set to their mean.
 
-    For each member, this adds a uniform error with a range of 2**16. The error's variance is about
-    a millionth of the noise variance. `answers` must hold every member's answer to `question`, and
-    no member may be `unopened`. If `dropouts` is 0, nothing is opened.
+    For each member, the missing bits add a uniform error with a range of 2**16. The error's
+    variance is about a millionth of the noise variance. `answers` must hold every member's answer
+    to `question`, and `unopened` must return an empty list. If `dropouts` is 0, `openings` is
+    unused.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
@@ -50,7 +51,7 @@ def summed(
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Return the opened shares of a site's seed, keyed by the place of the member who held them."""
+    """Return the received shares of a site's seed, keyed by the sender's position in the sum."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

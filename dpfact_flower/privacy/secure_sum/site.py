@@ -1,17 +1,19 @@
 """Compute a site's new state and messages in a secure sum from the site's stored state.
 
-A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
-is sent. The functions in this module enforce three rules:
+Before a site sends a message, the `JobSecrets` and `RoundState` on which the message depends must
+be on the site's disk. The functions in this module enforce three rules:
 
-- A vector is drawn only once per round.
-- A repeated question gets the same reply. A question to different members must be a later attempt.
-  A changed request or key is refused.
-- In each round, the site helps to unmask only its last attempt, and then answers no other attempt.
+- The site draws only one noisy vector per round.
+- A repeated question gets the same reply. If the members change, the server must make a new
+  attempt. The site refuses a changed request or key.
+- In each round, the site helps to unmask only the last attempt that it answered. After that, the
+  site answers no further attempt.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
-site. The sums' difference is the site's vector, protected by only one share of the noise. For the
-same reason, each site also adds a mask of its own and splits the mask's seed among the other sites
-(Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt, no opening and no such masks.
+site. The difference between the two sums is that site's vector, with only that site's part of the
+noise. For the same reason, each site also adds a mask of its own and splits the mask's seed among
+the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has only one attempt, so these
+additional masks are not used.
 """
 
 import os
@@ -39,7 +41,7 @@ _Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh X25519 key for a job, which is deleted together with the job."""
+    """A site's fresh X25519 key for a job, which is deleted when the run ends."""
 
     __pydantic_config__ = _KEPT
     terms: Terms
@@ -63,10 +65,10 @@ class Opening:
 class RoundState:
     """A site's state in a round: the last question answered, and the values used in the answer.
 
-    `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds a share of
-    the seed for each member, which only that member can read. An `opening` ends the round. The
-    array `noisy` is the site's vector plus the site's share of the noise. The array must not leave
-    the site and is stored apart from the other fields.
+    `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds, for each
+    other member, a share of the seed that only that member can decrypt. If `opening` is set, the
+    round is over. `noisy` is the site's vector plus the site's part of the noise. This array must
+    not leave the site without masks, and is stored apart from the other fields.
     """
 
     __pydantic_config__ = _KEPT
@@ -78,14 +80,14 @@ class RoundState:
 
 
 def to_json(kept: JobSecrets | RoundState) -> bytes:
-    """Return a stored object as JSON, omitting a round's vector."""
+    """Return the secrets or the state as JSON, without the vector `noisy`."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(type(kept)).dump_json(kept, exclude={"noisy"})
 
 
 def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
-    """Rebuild a stored object from the result of `to_json`. Raise a ValueError for damaged text."""
+    """Rebuild an object from the result of `to_json`. Raise a ValueError for damaged text."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(kind).validate_json(text, strict=True)
@@ -98,7 +100,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Return a job's secrets with a fresh key. Only the secrets' `member` is sent."""
+    """Create a site's secrets for a job, with a fresh key. Only the field `member` is sent."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -111,7 +113,7 @@ def join(
 
 @dataclass(frozen=True)
 class Masked:
-    """A site's answer to an attempt, with its masked words and the sealed shares of its seed."""
+    """A site's answer in one attempt: its masked vector and the encrypted shares of its seed."""
 
     context: bytes
     words: bytes = field(repr=False)
@@ -159,8 +161,8 @@ def answer(
 ) -> RoundState:
     """Return the round's new state, which must be on disk before the result of `masked` is sent.
 
-    `draw` makes the noisy vector and is called once per round. `random_bytes` uses a seed only in
-    simulations.
+    `draw` returns the noisy vector and is called only once per round. Only simulations pass a
+    seeded `random_bytes`.
     """
     state = check_question(job, state, question, peers)
     if state and state.question == question:
@@ -203,7 +205,7 @@ def opened(
 ) -> RoundState:
     """Return the round's new state, which must be on disk before the state's `opening` is sent.
 
-    `sealed` holds the shares that other sites sealed for this site, keyed by site name. Damaged
+    `sealed` holds the shares that other sites encrypted for this site, keyed by site name. Damaged
     shares are ignored. A repeated request gets the same opening.
     """
     if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):
@@ -229,5 +231,5 @@ def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
 
 
 def _sealing(secret: bytes, context: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
-    """Return the cipher that seals one share from one site to another (RFC 8439)."""
+    """Return the cipher that encrypts one share from one site to another (RFC 8439)."""
     return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))

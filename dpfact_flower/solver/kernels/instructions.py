@@ -1,9 +1,9 @@
 """Vector instructions for kernels whose speed must not depend on auto-vectorisation.
 
-LLVM cannot rule out that arrays overlap and therefore, by default, keeps sums in memory and uses
-half the width of an AVX-512 register. This module adds the type `Vector` to numba. A vector is a
-group of registers that holds a row of a factor matrix or a slice of such a row. Operations on
-vectors emit LLVM's vector instructions, which LLVM translates for the processor.
+LLVM cannot rule out that arrays overlap, so by default LLVM keeps sums in memory. LLVM also uses
+only half the width of an AVX-512 register. This module therefore adds the type `Vector` to numba. A
+vector is a group of registers that holds a row of a factor matrix or a slice of such a row.
+Operations on vectors emit LLVM's vector instructions, which LLVM translates for the processor.
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles one kernel per padded rank, with unrolled loops. A memory location is
@@ -29,8 +29,7 @@ Offsets = tuple[int, ...]
 
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
-"""Flags that let LLVM merge a multiplication and an addition into one instruction. NaN and infinity
-keep their meaning."""
+"""Flags that let LLVM merge a multiplication and an addition, but preserve NaN and infinity."""
 
 
 class Vector(types.Type):
@@ -50,7 +49,7 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _operation(function: Callable[..., Any]) -> Any:
-    return intrinsic(function)  # a type checker would expect the emitter's arguments from callers
+    return intrinsic(function)  # typed Any, because callers do not pass the emitter's arguments
 
 
 @_operation
@@ -160,7 +159,7 @@ def total(_: Any, x: Any) -> Any:
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
     """Return `sums` plus the products of the vector `x` with consecutive numbers in memory.
 
-    `sums` consists of one vector per number, so its size determines how many numbers are read.
+    `sums` holds one vector per number, so the size of `sums` determines how many numbers are read.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -2,9 +2,9 @@
 
 In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
 large weight. A step size that is safe for this weight is too small for all other visits. Most zero
-cells are therefore drawn from the model as it is when the pass begins. A draw selects a phenotype
-in proportion to its sum over all cells. The draw then selects a row of each mode in proportion to
-the row's value in that phenotype.
+cells are therefore drawn from the model as it is when the pass begins. A draw first selects a
+phenotype in proportion to the phenotype's sum over all cells. Within each mode, the draw then
+selects a row in proportion to the row's value in that phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model and u
 is the fraction of uniform draws. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so
@@ -60,8 +60,8 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. A block consists of the visits' rows in the factor stack and
-    their counts. A drawn cell's count is its negated weight, or 0 if the cell is non-zero.
+    Zero cells are drawn from `model`. Each yielded block has the visits' rows in the factor stack
+    and the visits' counts. A drawn cell's count is its negated weight, or 0 for a non-zero cell.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -138,7 +138,7 @@ class _ZeroCells:
         return rng.multinomial(self.number, share / share.sum())
 
     def terms(self, block: int) -> tuple[float, Array, Array, Array]:
-        """Return the arguments of `_draw_zero_cells` that set the probabilities in a block."""
+        """Return the last four arguments of `_draw_zero_cells`, for the block's probabilities."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -203,8 +203,7 @@ def _draw_zero_cells(
     """Draw a block's zero cells (count -1) at random positions. Return the next unused `number`.
 
     The remaining positions are written to `places` in ascending order. The last four arguments come
-    from `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype,
-    a patient and codes.
+    from `_ZeroCells.terms`: the probability of a uniform draw, and the tables for all other draws.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0

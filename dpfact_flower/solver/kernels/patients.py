@@ -2,10 +2,10 @@
 
 If there is no l2,1 weight, patients are independent: each patient's row of A depends only on the
 patient's own entries and the feature factors. All work on a block of patients is therefore done
-while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
-contributions to A's Gram matrix and to the next mode's MTTKRP. The second MTTKRP reuses the sums
-over the last mode. An l2,1 weight couples patients because it shrinks whole columns, so `exact`
-does not use this module if there is such a weight.
+while the block is in the cache. This work consists of the MTTKRP, sweeps over the columns, and the
+block's contributions to A's Gram matrix and to the next mode's MTTKRP. The second MTTKRP reuses the
+first MTTKRP's sums over the last mode. A positive l2,1 weight couples patients because it shrinks
+whole columns, so `exact` then uses `update_patients` instead of this module.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers while they are computed.
@@ -45,7 +45,7 @@ LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
 """Curvature below which a column counts as having no effect on the model."""
 
 _SUMS = TILE * STRIP  # number of registers for the sums of a Gram matrix
-_FEW = 8  # number of blocks whose Gram matrices are summed in float32
+_FEW = 8  # number of blocks whose Gram matrices are summed in float32 before float64 is used
 _MINUS = np.float32(-1)
 
 _TILE = (0,) * TILE  # registers for a column of a block
@@ -55,7 +55,7 @@ _STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int
 ) -> tuple[Array, float, Array]:
-    """Update A in place by sweeps over its columns. `exact.update_patients` explains `q`.
+    """Update A in place by sweeps over its columns. The module `exact` explains `q` and `floor`.
 
     Return mode 1's MTTKRP after the update, <X, M> before the update, and the Gram matrix of the
     new A. The MTTKRP is 0 if mode 1 is the last mode.

@@ -1,7 +1,7 @@
 """Stochastic gradient steps, written with vector instructions (see `instructions`).
 
-A row is divided into slices that fill `registers`, and the tuple `slices` has one element per
-slice. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are a fifth
+A factor's row is divided into slices that fill `registers`, and the tuple `slices` has one element
+per slice. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are 20 %
 faster than kernels that accept any rank.
 """
 
@@ -47,11 +47,11 @@ Float = Any  # numba's float32
 class Step:
     """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
-    `gamma` is the elastic weight. Visits to entries also pull rows towards the anchors, but visits
-    to zero cells do not. For each row, `clip` bounds the 2-norm of a visit's weighted data
-    gradient, unless `clip` is 0. `floor` is the smallest value allowed in a factor: 0 or minus
-    infinity. The step of a patient's row is multiplied by `patients`, and the bound on this step is
-    multiplied by the square root of `patients`.
+    `gamma` is the elastic weight. Visits to entries also pull feature rows towards the anchors, but
+    visits to zero cells do not. For each row, `clip` bounds the 2-norm of a visit's weighted data
+    gradient. If `clip` is 0, there is no bound. `floor` is the smallest value allowed in a factor:
+    0 or minus infinity. The step of a patient's row is multiplied by `patients`, and the bound on
+    this step is multiplied by the square root of `patients`.
     """
 
     eta: float
@@ -68,8 +68,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
     factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to feature
     row q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the count of each entry
-    (entries have weight 1) and the negated weight of each sampled zero cell. If a count is 0, no
-    step is taken.
+    (with weight 1) and the negated weight of each sampled zero cell. A count of 0 means no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -119,7 +118,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Specialise `any_number` for three modes. Products of rows stay in registers."""
+        """Do the work of `any_number` for three modes. Products of rows stay in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
