@@ -268,7 +268,7 @@ class RunSettings(Settings):
     )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop", "ask sites before any charge whether they would answer; stop: begin only if all "
-        "would; leave-out: skip the others",
+        "would; leave-out: run without the others",
     )  # fmt: skip
     rule: str = setting(
         "", "elastic, patient, or a registered rule; empty: the privacy mode's default", NAME

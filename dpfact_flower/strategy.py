@@ -109,7 +109,7 @@ class DPFact(TrainOnlyStrategy):
                 grid, coordinator, names=self._names, left_out=self._left_out, read=self._read,
                 timeout=self._timeout, wait=lambda first: self._wait_for_sites(grid, first=first),
             )  # fmt: skip
-            if self._resumed:
+            if self._resumed and coordinator.finished_rounds < rounds:
                 dispatcher.resume()
             while coordinator.finished_rounds < rounds:
                 if dispatcher.step() and evaluate_fn:
@@ -138,21 +138,21 @@ class DPFact(TrainOnlyStrategy):
         coordinator, number = self.coordinator, self._resumed + server_round
         if not isinstance(grid, collect.RetryingGrid):  # `start` was not called
             grid = collect.RetryingGrid(grid, self._sent.append)
-        self._grid, self._left_out = grid, frozenset()
+        self._grid = grid
         nodes = self._wait_for_sites(grid, first=server_round == 1)
         request = coordinator.request(number)
         if server_round == 1:
-            self._left_out = self._not_ready(grid, nodes, request)
+            self._left_out |= self._not_ready(grid, nodes, request)
         nodes = [node for node in nodes if node not in self._left_out]
         self._began = time.perf_counter()
         self._seconds = min(self._timeout, coordinator.seconds_for(number))
-        self._came = []
         requests = dict.fromkeys(nodes, request)
         if self._secure is not None:
             if server_round == 1:
                 self._secure.agree(nodes, number)
             requests = self._secure.requests(number, nodes)
         coordinator.begin()
+        self._came = []
         grid.policy = collect.RoundPolicy(
             charged=bool(coordinator.rule.planned_events(number)),
             required=coordinator.rule.needs_quorum(number),
@@ -191,13 +191,14 @@ class DPFact(TrainOnlyStrategy):
         The arrays are None if the quorum was missed. No metric is computed from patients' data.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
+        times = sorted(self._grid.seconds.values())  # `finish` sends further requests
         self._came += came.values()
         sums: Sequence[SiteReply] | None = None
         if self._secure is not None and self._secure.current:
             usable, failures, sums = self._secure.finish(number, came)
         else:
             usable, failures = self._usable(number, came)
-        times, quorum = sorted(self._grid.seconds.values()), self.coordinator.run.min_sites
+        quorum = self.coordinator.run.min_sites
         record = self.coordinator.close_round(
             number,
             usable,

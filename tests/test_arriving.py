@@ -206,6 +206,13 @@ def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, killed, tmp_pat
     assert failures(play(second, run_dir=tmp_path, resume=True)) == []
 
 
+def test_a_finished_run_waits_for_no_site(play, tmp_path):
+    play(Network(TWO), run_dir=tmp_path)
+    nobody = Network({})
+    play(nobody, run_dir=tmp_path, resume=True)
+    assert nobody.now == 0
+
+
 class Unready(Network):
     """A network in which site d is not ready."""
 

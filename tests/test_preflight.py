@@ -83,9 +83,8 @@ def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(coh
     run = run_of(cohort, None, preflight="leave-out")
     run.start(InProcessGrid(client_app, own))
     first, second, *_ = run.coordinator.records
-    assert (first.sites, first.failures) == (("site-1", "site-3"), ())
-    # It may have been repaired, and refusals cost nothing.
-    assert "node 3" in second.failures[0].who
+    for record in first, second:
+        assert (record.sites, record.failures) == (("site-1", "site-3"), ())
 
 
 def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(cohort, own, tmp_path):

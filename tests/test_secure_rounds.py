@@ -183,6 +183,26 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
     assert made.coordinator.run.sites == 6
 
 
+@pytest.mark.parametrize("expected", [3, 7])
+def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, expected):
+    made = strategy(number=expected, run_dir=tmp_path / "run")
+    made.start(simulated(tmp_path, 4), num_rounds=1)
+    again = strategy(number=expected, run_dir=tmp_path / "run", resume=True)
+    again.start(simulated(tmp_path, 4))
+    assert again.coordinator.rule.plan.sharing == (4, 1, 1, 2)
+    assert all(record.updated for record in again.coordinator.records)
+
+
+def test_a_rounds_time_to_the_quorum_is_that_of_the_vectors(tmp_path, clock):
+    grid = simulated(tmp_path)
+    after_each(grid, lambda _: clock.sleep(10.0 if grid.asked[-1][1] == "sum" else 1.0))
+    made = strategy()
+    made.start(grid, num_rounds=1)
+    (record,) = made.coordinator.records
+    assert ("site-1", "open", 1) in grid.asked
+    assert record.quorum_seconds >= 70.0
+
+
 def test_three_sites_have_one_attempt_and_nothing_to_open(tmp_path):
     made = strategy(number=3)
     grid = simulated(tmp_path, 3)

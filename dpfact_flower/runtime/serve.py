@@ -135,6 +135,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
         raise SettingsError(
             f"write_run: need code lists of {coordinator.feature_shape} codes, got {named}"
         )
+    coordinator.check_learned()
     app = AppSettings(data="", out=str(coordinator.run_dir))
     asked = replace(coordinator.run, job="")
     config = RunConfig(app, asked, coordinator.solver, coordinator.privacy)

@@ -116,19 +116,16 @@ class Coordinator:
     @property
     def secure(self) -> Sharing | None:
         """How sites share the noise in secure sums, or None if the run has no secure sums."""
-        plan = getattr(self.rule, "plan", None)
-        return plan.sharing if plan else None
+        return self.rule.plan.sharing if self.rule.plan else None
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
         """Each phenotype's chance of being absent from fits to other patients, or () if unknown."""
-        found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
-        return found
+        return self.rule.false_discovery
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
         """Return a round's planned release, or None in the last round and outside patient mode."""
-        plan = getattr(self.rule, "plan", None)
-        return plan.release_of(round_number) if plan else None
+        return self.rule.plan.release_of(round_number) if self.rule.plan else None
 
     def request(self, round_number: int) -> RoundRequest:
         """Return the request for a round, which is the same for every site."""
@@ -137,7 +134,6 @@ class Coordinator:
                 f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
                 "the same number in both"
             )
-        usages = getattr(self.rule, "usages", None)
         answers = [answer for record in self.records for answer in record.answers]
         before = sorted((number, site) for site, number, _ in answers if number < round_number)
         return RoundRequest(
@@ -151,7 +147,7 @@ class Coordinator:
             anchors=self.rule.anchors(round_number),
             selection=self.rule.selection,
             rule=self.rule.name,
-            usages=usages(round_number) if usages else None,
+            usages=self.rule.usages(round_number),
             answered={site: number for number, site in before},
         )
 
@@ -297,7 +293,7 @@ class Coordinator:
                 )
             return
         began_with = stored.get("secure-sites", 0)
-        if self.secure and 0 < began_with < self.secure.sites:
+        if self.secure and began_with not in (0, self.secure.sites):
             self.resize(began_with)
         self.run = replace(self.run, job=self.run.job or stored["job"])
         expected = self._identity()

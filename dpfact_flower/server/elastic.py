@@ -9,7 +9,7 @@ from dpfact_flower.estimation.codes import kept_codes, paired_codes
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.paper import paper_rho, planned_events
-from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
+from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.solvers import solvers
@@ -24,7 +24,7 @@ _LEAST = 1e-6
 """Entry, in a factor column of norm 1, for a code that was not selected for the start."""
 
 
-class ElasticRule:
+class ElasticRule(ServerRule):
     """A rule that averages the sites' factors elastically, by the paper's equation (global).
 
     The initial factors (the start) are drawn at random from the public seed. In mode "none", the
@@ -160,9 +160,8 @@ class ElasticRule:
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
         released = [reply.arrays[0] for reply in replies]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
-        factors, usage = fitted_to_surrogates(start, released, 0.0, rng), start.usage
-        if factors is not start.factors:  # the phenotypes and their order have changed
-            usage = np.array([usage_of(pairs, factors, 0.0)[0] for pairs in released])
+        factors = fitted_to_surrogates(start, released, 0.0, rng)
+        usage = [usage_of(pairs, factors, 0.0)[0] for pairs in released]
         self.factors, self.selection = self._of_all_codes(factors), ()
         self._started = True
         self._usage = dict(zip((reply.site for reply in replies), usage, strict=True))

@@ -16,13 +16,12 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import numpy as np
 
 from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions, utc_now
-from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Arrival, Failure, RoundRecord
 from dpfact_flower.server.rule import numbered, unnumbered
 from dpfact_flower.tensor import Array, Factors
@@ -144,7 +143,7 @@ class OnArrival(Coordinator):
         if len(latest) >= self.run.min_sites:
             replies = [SiteReply(name, state.last) for name, state in latest]
             shares = [self._share(state, len(latest)) for _, state in latest]
-            cast(ElasticRule, self.rule).arrive(site.round, replies, shares)
+            self.rule.arrive(site.round, replies, shares)
             self._version += 1
             self._round.updated = True
 

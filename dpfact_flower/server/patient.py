@@ -19,9 +19,9 @@ from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.outlook import delta_warning
 from dpfact_flower.privacy.patient.pairs import CROSS
-from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease
-from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
+from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.losses import losses
@@ -37,10 +37,11 @@ _HALVES = 1
 """Extra seed, so that fits to `halves` do not reuse the start's random numbers."""
 
 
-class PatientRule:
+class PatientRule(ServerRule):
     """Patient mode's `ServerRule`: code selection (optional), start, refinement and finish."""
 
     name = "patient"
+    plan: PatientPlan
 
     def __init__(
         self,

@@ -1,51 +1,76 @@
 """The interface of server rules, which update the global factors from the sites' replies."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
-from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.patient.plan import PatientPlan
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import Array, Factors, Selection
 from dpfact_flower.wire.protocol import SiteReply
 
 
-class ServerRule(Protocol):
+class ServerRule(ABC):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
     In `privacy`, all planned values are filled in. `selection` contains the selected codes'
-    positions, one array per feature mode, and is empty if all codes are used.
+    positions, one array per feature mode, and is empty if all codes are used. `plan` is the plan of
+    a run in patient mode.
     """
 
     name: str
     rounds: int
     privacy: PrivacySettings
     factors: Factors
-    selection: Selection
+    selection: Selection = ()
+    plan: PatientPlan | None = None
 
+    @property
+    def false_discovery(self) -> tuple[float, ...]:
+        """Each phenotype's chance of being absent from fits to other patients, or () if unknown."""
+        return ()
+
+    def usages(self, round_number: int) -> NDArray[np.float64] | None:
+        """Return each slot's usage of each phenotype, or None if the request needs no usages."""
+
+    def arrive(
+        self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
+    ) -> None:
+        """In an asynchronous run, update the factors from all sites' latest replies."""
+        raise NotImplementedError
+
+    @abstractmethod
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors for a round's request."""
 
+    @abstractmethod
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """Return the expected shapes of the arrays in a site's reply."""
 
+    @abstractmethod
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
         """Return the events for which a site is charged if it answers a round."""
 
     def check_sites(self, sites: int) -> None:
         """Before any site is charged, refuse a number of sites for which the rule is unstable."""
 
+    @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether the run must stop if this round misses the quorum."""
 
+    @abstractmethod
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Update the factors from the replies, which are sorted by site and have equal shapes."""
 
+    @abstractmethod
     def state(self) -> dict[str, Array]:
         """Return the arrays for a checkpoint."""
 
+    @abstractmethod
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore the arrays that `state` returned in a run with the same settings."""
 

@@ -34,4 +34,7 @@ def rule_for(
         )
     if run.auto_rank and privacy.privacy != "patient":
         raise SettingsError(f"auto-rank: has no meaning with privacy {privacy.privacy!r}")
-    return server_rules.find(run.rule or privacy.default_rule)(feature_shape, solver, privacy, run)
+    rule = server_rules.find(run.rule or privacy.default_rule)(feature_shape, solver, privacy, run)
+    if run.aggregation == "async" and type(rule).arrive is ServerRule.arrive:
+        raise SettingsError(f"aggregation: rule {rule.name!r} has no method 'arrive'; use 'sync'")
+    return rule

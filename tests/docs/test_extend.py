@@ -17,6 +17,7 @@ from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.guarantee import accountants
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.rule import ServerRule
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.rules import site_rules
@@ -93,12 +94,11 @@ def test_the_median_is_not_dragged_along_by_one_site(first):
     np.testing.assert_array_equal(rule.factors[0], 2 * one)
 
 
-class FrequencyRule:
+class FrequencyRule(ServerRule):
     """The server's half of the page's rule: one column per mode, with the codes' noisy shares."""
 
     name = "frequency"
     rounds = 1
-    selection = ()
     event_of: Callable[..., ReleaseEvent]  # the page's function
 
     def __init__(self, feature_shape, solver, privacy, run):
@@ -113,9 +113,6 @@ class FrequencyRule:
 
     def planned_events(self, round_number):
         return (self.event_of(self.privacy, self.sizes),)
-
-    def check_sites(self, sites):
-        pass
 
     def needs_quorum(self, round_number):
         return True

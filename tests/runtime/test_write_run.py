@@ -14,7 +14,7 @@ from dpfact_flower import (
     write_run,
 )
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.runtime.serve import federate
 from tests.commands import dpfact
 
@@ -66,3 +66,10 @@ def test_a_strategy_without_a_folder_or_with_other_lists_is_refused(cohort, tmp_
         write_run(DPFact((3, 4)), cohort.vocabularies)
     with pytest.raises(SettingsError, match=r"need code lists of \[3, 4\] codes, got \["):
         write_run(DPFact((3, 4), run_dir=tmp_path), cohort.vocabularies)
+
+
+def test_a_run_of_no_round_has_no_files(cohort, tmp_path):
+    strategy = DPFact([*map(len, cohort.vocabularies)], run_dir=tmp_path)
+    with pytest.raises(QuorumError, match="no round met the quorum"):
+        write_run(strategy, cohort.vocabularies)
+    assert not list(tmp_path.iterdir())

@@ -62,6 +62,16 @@ def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
     assert len(server.request(2).anchors) == 2
 
 
+def test_more_sites_than_groups_of_a_start_without_surrogates():
+    sites, names = 21, [f"site-{number:02}" for number in range(21)]
+    server = ElasticRule((5,), SolverSettings(rank=2), NONE, RunSettings(rounds=3, seed=1))
+    pairs = np.ones(server.reply_shapes(1)[0], np.float32)
+    server.update(1, [SiteReply(n, (pairs * (1 + i),)) for i, n in enumerate(names)])
+    weights = server._weights(names)
+    assert weights.shape == (sites, 2)
+    assert (np.diff(weights, axis=0) > 0).all()
+
+
 def test_larger_sites_count_for_more_afterwards(planted):
     server = make()
     begun(planted, server)

@@ -15,6 +15,7 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure, read_history
 from dpfact_flower.server.on_arrival import OnArrival, _Site
+from dpfact_flower.server.rule import ServerRule
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor.triangle import strict_size
@@ -312,3 +313,6 @@ def test_a_rule_with_an_update_of_its_own_works_in_step(monkeypatch):
     monkeypatch.setitem(server_rules._more, "mine", OwnUpdate)
     with pytest.raises(SettingsError, match="aggregation: a rule with its own update"):
         on_arrival(rule="mine")
+    monkeypatch.setattr(OwnUpdate, "arrive", ServerRule.arrive)
+    with pytest.raises(SettingsError, match="has no method 'arrive'; use 'sync'"):
+        on_arrival(rule="mine", start="random")
