@@ -36,6 +36,7 @@ class ServerRule(ABC):
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
         """Return each slot's usage of each phenotype, or None if the request needs no usages."""
+        return None
 
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
@@ -55,6 +56,7 @@ class ServerRule(ABC):
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
         """Return the events for which a site is charged if it answers a round."""
 
+    @abstractmethod
     def check_sites(self, sites: int) -> None:
         """Before any site is charged, refuse a number of sites for which the rule is unstable."""
 
