@@ -65,7 +65,7 @@ class DPFact(Strategy):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Return the round's request for every connected client."""
         run = self.coordinator.run
-        expected = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
+        expected = run.expected_sites if server_round == 1 else run.min_sites
         client_manager.wait_for(expected, timeout=math.ceil(run.wait_timeout))
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)

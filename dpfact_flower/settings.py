@@ -289,6 +289,11 @@ class RunSettings(Settings):
         "and probably real",
     )  # fmt: skip
 
+    @property
+    def expected_sites(self) -> int:
+        """Number of sites to wait for before round 1."""
+        return max(self.sites, self.min_sites)
+
     def _check_together(self) -> None:
         if 0 < self.sites < self.min_sites:
             raise SettingsError(

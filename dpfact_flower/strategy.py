@@ -296,7 +296,7 @@ class DPFact(TrainOnlyStrategy):
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
         """Wait for the quorum, or for all expected sites in the `first` round. Return the nodes."""
         run = self.coordinator.run
-        expected = max(run.sites, run.min_sites) if first else run.min_sites
+        expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
         while (
             len(nodes := set(grid.get_node_ids()) - self._left_out) < expected

@@ -39,16 +39,11 @@ _ITERATIONS = 20
 """Number of iterations in a fit to one of the `halves`."""
 
 
-def typical_counts(
-    releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
-) -> list[float]:
-    """Return a typical patient's number of codes in each mode, or [] if the noise is too strong.
-
-    For `cross`, see `dpfact_flower.estimation.surrogates.surrogates_of`.
-    """
+def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
+    """Return a typical patient's number of codes in each mode, or [] if the noise is too strong."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
-    counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes, cross)
+    counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes)
     return counts if math.isfinite(math.prod(counts)) else []
 
 

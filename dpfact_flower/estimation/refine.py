@@ -75,9 +75,9 @@ def refine_factor(
     mode: int,
     *,
     sigma: float,
-    shrink: float = 2.0,
-    tau: int = 3,
-    pull: float = 0.1,
+    shrink: float,
+    tau: int,
+    pull: float,
 ) -> Factors:
     """Use one release per site to update a mode's global factor. The new columns have norm 1.
 

@@ -20,6 +20,7 @@ from dpfact_flower.estimation.pair_fit import TINY, unpack
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
+from dpfact_flower.tensor.triangle import CROSS
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
 """Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
@@ -37,22 +38,21 @@ _SETTLING = 50
 
 
 def surrogates_of(
-    releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
+    releases: Sequence[NDArray[Any]], start: Start, sigma: float,
     rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
     """Draw patients like those at the sites, or return None if patients have too many codes.
 
     `start` was computed from `releases`, whose values have noise of standard deviation `sigma`.
-    In the matrix of co-occurrences, `cross` is the weight of a block for two modes relative to a
-    block for one mode. If `any_cells` is true, patients may have any number of codes.
+    If `any_cells` is true, patients may have any number of codes.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return None
     total = unpack([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)
-    counts = code_counts(total, sizes, cross)
-    most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
+    counts = code_counts(total, sizes)
+    most = code_counts(total, sizes, raised=_DEVIATIONS * noise)
     limits = (math.inf, math.inf) if any_cells else (_FEW_CELLS, _DOUBTED)
     if not (math.prod(counts) <= limits[0] and math.prod(most) <= limits[1]):
         return None  # also if masses overflow or counts are NaN
@@ -98,16 +98,14 @@ def surrogate_patients(
     return SparseTensor.from_coo(index, np.ones(len(index)), (number, *sizes))
 
 
-def code_counts(
-    total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
-) -> list[float]:
+def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
     """Estimate a patient's mean number of codes in each mode from the co-occurrences `total`.
 
     The *mass* of a block of `total` is the block's sum. A block belongs to one mode or two modes.
     Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. Up to
-    a common scale, the block for modes m and n then has a mass of ``cross sqrt(k_m k_n)``. The
+    a common scale, the block for modes m and n then has a mass of ``CROSS sqrt(k_m k_n)``. The
     block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass
-    divided by the first, ``k_n = 1 + 2 (cross q)^2 k_m``. `raised` is the standard deviation of the
+    divided by the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. `raised` is the standard deviation of the
     noise in one entry. Each mass is shifted by the standard deviation of the mass, in the direction
     that increases the counts. Counts range from 1 to `_MOST_CODES`.
     """
@@ -121,7 +119,7 @@ def code_counts(
     quotients = np.maximum(alone[:, None] / np.maximum(mass, TINY), 0)
     others = ~np.eye(len(sizes), dtype=bool)
     for _ in range(_SETTLING):
-        codes = 1 + 2 * np.square(cross * quotients) * counts[None, :]
+        codes = 1 + 2 * np.square(CROSS * quotients) * counts[None, :]
         counts = np.array([row[other].mean() for row, other in zip(codes, others, strict=True)])
         counts = np.minimum(counts, _MOST_CODES)
     return [float(count) for count in counts]

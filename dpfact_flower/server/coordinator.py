@@ -61,7 +61,7 @@ class Coordinator:
         self.run = _given(options.get("run"), RunSettings)
         self.solver = privacy.resolved(solver)
         self._open_settings = privacy
-        self._plan(max(self.run.sites, self.run.min_sites))
+        self._plan(self.run.expected_sites)
         self.vocabulary = options.get("vocabulary", "")
         run_dir = options.get("run_dir")
         self.run_dir = None if run_dir is None else Path(run_dir)
@@ -179,7 +179,7 @@ class Coordinator:
                 f"{sites} site(s) connected within {run.wait_timeout:g} s (wait-timeout); "
                 f"the quorum (min-sites) is {run.min_sites}"
             )
-        expected = max(run.sites, run.min_sites)
+        expected = run.expected_sites
         if sites < expected:
             _logger.warning("%d of %d sites connected; continuing", sites, expected)
         if first and sites > expected:

@@ -18,7 +18,6 @@ from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.outlook import delta_warning
-from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
@@ -63,8 +62,9 @@ class PatientRule(ServerRule):
                 f"loss: {solver.loss!r} needs surrogate patients of two modes, and gives no "
                 "probability to choose a rank: set loss to 'squared', or auto-rank to false"
             )
-        sites = max(run.sites, run.min_sites)
-        self.plan = plan_patient(privacy, sizes=feature_shape, rank=solver.rank, sites=sites)
+        self.plan = plan_patient(
+            privacy, sizes=feature_shape, rank=solver.rank, sites=run.expected_sites
+        )
         self.rounds = self.plan.rounds
         self.privacy = self.plan.settle(privacy)
         self.selection: Selection = ()
@@ -148,21 +148,25 @@ class PatientRule(ServerRule):
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         self._fit_start(released, rank, sigma)
-        if self._run.auto_rank and not self._halves:
+        if not self._run.auto_rank:
+            return
+        if not self._halves:
             _logger.warning("auto-rank: the start is too noisy to judge; keeping all %d", rank)
-        before, share = rank, 0.0
-        while self._run.auto_rank and self._halves:
+            return
+        before, share = (self.factors, self._halves), 0.0
+        while True:
             found = distinct_number(self.factors, self._halves, self._cells)
             if found <= share * rank:
-                _logger.info("auto-rank: %d of %d are no better; back to %d", found, rank, before)
-                self._fit_start(released, before, sigma)
-                break
+                self.factors, self._halves = before
+                kept = self.factors[0].shape[1]
+                _logger.info("auto-rank: %d of %d are no better; back to %d", found, rank, kept)
+                return
             enough = found >= _ENOUGH * rank
             then = f"all {rank} are kept" if enough else f"fitting {found}"
             _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", found, rank, then)
             if enough:
-                break
-            before, share, rank = rank, found / rank, found
+                return
+            before, share, rank = (self.factors, self._halves), found / rank, found
             self._fit_start(released, rank, sigma)
 
     def _fit_start(self, released: Sequence[Array], rank: int, sigma: float) -> None:
@@ -170,7 +174,7 @@ class PatientRule(ServerRule):
         rng = np.random.default_rng([self._run.seed, rank, *sizes])
         start = start_factors(released, sizes, rank, sigma, rng)
         self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
-        counts = typical_counts(released, sizes, CROSS) if self._is_squared else []
+        counts = typical_counts(released, sizes) if self._is_squared else []
         if not counts:  # fits to halves need squared errors and typical counts
             return
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])

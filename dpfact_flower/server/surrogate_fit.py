@@ -16,7 +16,6 @@ from dpfact_flower.estimation.certainty import half_patients, halves
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.estimation.surrogates import surrogates_of
 from dpfact_flower.machine.threads import in_order, thread_count
-from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
 from dpfact_flower.solver.losses import losses
@@ -54,9 +53,7 @@ def fitted_to_surrogates(
     """
     # For squared errors, draw no surrogates if patients have many cells: fits would not help.
     squared = losses.find(by.loss).is_squared
-    surrogates = surrogates_of(
-        releases, start, sigma, CROSS, rng, number=_MANY, any_cells=not squared
-    )
+    surrogates = surrogates_of(releases, start, sigma, rng, number=_MANY, any_cells=not squared)
     if surrogates is None:
         return start.factors
     few = _prepared(surrogates, _FEW, by)

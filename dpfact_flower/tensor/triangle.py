@@ -11,6 +11,8 @@ import numpy as np
 from dpfact_flower.tensor.arrays import Array, Floats
 
 ROOT2 = math.sqrt(2.0)
+CROSS = 2.0
+"""In a start, weight of two-mode blocks relative to one-mode blocks (docs/explanation/start.md)."""
 
 
 def whole_size(order: int) -> int:

@@ -31,10 +31,10 @@ def test_halves_have_independent_noise_of_the_deviation_that_they_say():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nothing_is_said_of_patients_with_one_mode_or_of_masses_beyond_any_number():
-    assert certainty.typical_counts([np.ones(strict_size(5))], [5], 1.0) == []
+    assert certainty.typical_counts([np.ones(strict_size(5))], [5]) == []
     beyond = np.full(strict_size(CODES), np.float32(3e38))
-    assert certainty.typical_counts([beyond] * 40, SIZES, 1.0) == []
-    assert len(certainty.typical_counts([np.ones(strict_size(CODES))], SIZES, 1.0)) == 2
+    assert certainty.typical_counts([beyond] * 40, SIZES) == []
+    assert len(certainty.typical_counts([np.ones(strict_size(CODES))], SIZES)) == 2
 
 
 def model(rank=4, seed=1):

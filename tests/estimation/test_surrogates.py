@@ -14,7 +14,6 @@ from dpfact_flower.estimation.pair_fit import unpack
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.estimation.surrogates import code_counts, surrogate_patients, surrogates_of
 from dpfact_flower.privacy.patient import outlook
-from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.settings import PrivacySettings
@@ -44,7 +43,7 @@ def test_counts_are_those_of_patients_who_are_all_alike(codes):
     sizes = (7, 9, 8)[: len(codes)]
     total = unpack([released(patients(codes, sizes))], sum(sizes))[:, 0]
     # Truncation reduces each pair of a patient by less than a grid unit.
-    np.testing.assert_allclose(code_counts(total, sizes, CROSS), codes, rtol=1e-2)
+    np.testing.assert_allclose(code_counts(total, sizes), codes, rtol=1e-2)
 
 
 def test_counts_are_raised_by_so_much_noise_on_each_mass():
@@ -56,9 +55,9 @@ def test_counts_are_raised_by_so_much_noise_on_each_mass():
         off[own, own] += noise / math.sqrt(count) * (1 - np.eye(block[1] - block[0]))
     off[:7, 7:] -= noise / math.sqrt(63)
     off[7:, :7] = off[:7, 7:].T
-    raised = code_counts(total, SIZES, CROSS, raised=noise)
-    np.testing.assert_allclose(raised, code_counts(off, SIZES, CROSS), rtol=1e-9)
-    assert min(np.subtract(raised, code_counts(total, SIZES, CROSS))) > 1e-3
+    raised = code_counts(total, SIZES, raised=noise)
+    np.testing.assert_allclose(raised, code_counts(off, SIZES), rtol=1e-9)
+    assert min(np.subtract(raised, code_counts(total, SIZES))) > 1e-3
 
 
 def symmetric(sizes, rng):
@@ -142,7 +141,7 @@ def made(codes, sizes=SIZES, sigma=SIGMA, releases=None):
     own = [released(patients(codes, sizes))]
     start = start_factors(own, sizes, 2, sigma, np.random.default_rng(1))
     rng = np.random.default_rng(2)
-    return surrogates_of(releases or own, start, sigma, CROSS, rng, number=2_000)
+    return surrogates_of(releases or own, start, sigma, rng, number=2_000)
 
 
 def test_surrogates_are_drawn_where_patients_have_few_codes_alone():
@@ -187,7 +186,7 @@ def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites,
     for_start = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
     few = 500  # their own memory does not grow with the codes
-    assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=few) is not None
+    assert surrogates_of(releases, start, SIGMA, rng, number=few) is not None
     for_surrogates = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     beside = plan.needs.server - sites * release.nbytes

@@ -7,7 +7,6 @@ import pytest
 
 from dpfact_flower.estimation.certainty import false_discovery, typical_counts
 from dpfact_flower.estimation.start import Start, start_factors
-from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.server import surrogate_fit as module
 from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_surrogates
@@ -191,7 +190,7 @@ def test_the_first_model_has_as_many_counts_of_a_patient_as_there_are():
 
 @pytest.mark.slow
 def test_phenotypes_are_likely_real_where_they_return_in_halves_of_the_noise(start, released):
-    counts = typical_counts(released, SHAPE, CROSS)
+    counts = typical_counts(released, SHAPE)
     own = fitted(start, released)
 
     def chances(sigma):

@@ -16,11 +16,9 @@ import numpy as np
 
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.tensor.arrays import Array
-from dpfact_flower.tensor.triangle import strict_row, strict_size
+from dpfact_flower.tensor.triangle import CROSS, strict_row, strict_size
 
 _row, _size = compiled()(strict_row), compiled()(strict_size)
-CROSS = 2.0
-"""Weight of two-mode blocks, relative to one-mode blocks (docs/explanation/start.md)."""
 
 
 @compiled()
