@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfact_flower import collect
+from dpfact_flower.dispatcher import AsyncDispatcher
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.secure_rounds import SecureRounds
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
@@ -105,7 +106,7 @@ class DPFact(TrainOnlyStrategy):
             timeout=self._timeout, evaluate_fn=evaluate_fn,
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
-            dispatcher = collect.AsyncDispatcher(
+            dispatcher = AsyncDispatcher(
                 grid, coordinator, names=self._names, left_out=self._left_out, read=self._read,
                 timeout=self._timeout, wait=lambda first: self._wait_for_sites(grid, first=first),
             )  # fmt: skip

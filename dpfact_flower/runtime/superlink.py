@@ -7,7 +7,6 @@ the run's state repeatedly until the run has ended.
 By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
 folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
 starts a SuperLink that exits with this process. This SuperLink has its own Flower home and ports.
-`local_supernode` adds sites, so that a whole deployment can run on one machine.
 """
 
 import json
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -287,29 +286,6 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
         else:
             raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")
         yield SuperLink(_CONNECTION, environment, home=home, address=address, process=process)
-
-
-@contextmanager
-def local_supernode(
-    superlink: SuperLink,
-    config: Mapping[str, Scalar],
-    log: Path,
-    *,
-    security: Sequence[str] = ("--insecure",),
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
-
-    The SuperNode runs any app that it receives, so do not use this function at a hospital.
-    """
-    command = [
-        tool("flower-supernode"), *security, "--superlink", superlink.address,
-        "--port", str(free_port()), "--node-config", _in_flowers_syntax(config),
-    ]  # fmt: skip
-    with (
-        log.open("wb") as file,
-        supervised(command, env=superlink.environment, stdout=file, stderr=file) as process,
-    ):
-        yield process
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar
 
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors
@@ -52,27 +52,29 @@ class Coordinator:
     `feature_shape` gives the number of codes in each feature mode. See also `CoordinatorOptions`.
     """
 
-    def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
-        if unknown := options.keys() - CoordinatorOptions.__annotations__.keys():
-            raise TypeError(f"DPFact: unknown option {', '.join(sorted(unknown))}")
+    def __init__(
+        self, feature_shape: Sequence[int], *, solver: SolverSettings | None = None,
+        privacy: PrivacySettings | None = None, run: RunSettings | None = None,
+        vocabulary: str = "", run_dir: str | Path | None = None, resume: bool = False,
+        durable: bool = True,
+    ) -> None:  # fmt: skip
         self.feature_shape = [int(size) for size in feature_shape]
-        solver = _given(options.get("solver"), SolverSettings)
-        privacy = _given(options.get("privacy"), PrivacySettings)
-        self.run = _given(options.get("run"), RunSettings)
+        solver = _given(solver, SolverSettings)
+        privacy = _given(privacy, PrivacySettings)
+        self.run = _given(run, RunSettings)
         self.solver = privacy.resolved(solver)
         self._open_settings = privacy
         self._plan(self.run.expected_sites)
-        self.vocabulary = options.get("vocabulary", "")
-        run_dir = options.get("run_dir")
+        self.vocabulary = vocabulary
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.durable = options.get("durable", True)
+        self.durable = durable
         self.records: list[RoundRecord] = []
         self.resumed = False
         """Whether the run continues from a checkpoint, possibly one from before round 1."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._open(self.run_dir, resume=options.get("resume", False))
+            self._open(self.run_dir, resume=resume)
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
 

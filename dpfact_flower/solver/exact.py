@@ -22,7 +22,13 @@ from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.solver.kernels.patients import LEAST_CURVATURE, update_rows
 from dpfact_flower.solver.mttkrp import Fibres, mttkrp, stacked_mttkrp
-from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
+from dpfact_flower.solver.objective import (
+    LocalProblem,
+    LocalResult,
+    elastic,
+    group_norm,
+    squared_loss,
+)
 from dpfact_flower.tensor import Array, Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import gram, hadamard
 from dpfact_flower.tensor.stack import stack_factors
@@ -46,26 +52,27 @@ sums in float32 have no higher precision."""
 
 def exact(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by block coordinate descent; see `solve`."""
-    site = _Site(problem)
-    trace, after = [site.objective(0.0)], 0.0
+    state = _State(problem)
+    trace, after = [state.objective(0.0)], 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for iteration in range(problem.settings.tau):
-            before, after = site.iterate()
+            before, after = state.iterate()
             if iteration == 0:  # trace[0] was computed with <X, M> = 0
                 trace[0] -= before
-            trace.append(site.objective(after))
+            trace.append(state.objective(after))
             if not math.isfinite(trace[0]) or not math.isfinite(trace[-1]):
                 raise DivergenceError(
                     f"exact: the objective is not finite after {iteration + 1} iterations; "
                     "the factors are too large for float32"
                 )
-    factors = tuple(factor.copy() for factor in site.factors)
-    everywhere = 2 * loss(site.norm_squared, after, site.grams)  # errors on non-zeros cost a pass
-    error = SquaredError.on(problem.tensor, everywhere, None, site.norm_squared)
-    return LocalResult(factors, tuple(trace), problem.step_size, 0, tuple(site.grams), error)
+    factors = tuple(factor.copy() for factor in state.factors)
+    # Errors on the non-zeros would cost another pass.
+    everywhere = 2 * squared_loss(state.norm_squared, after, state.grams)
+    error = SquaredError.on(problem.tensor, everywhere, None, state.norm_squared)
+    return LocalResult(factors, tuple(trace), problem.step_size, 0, tuple(state.grams), error)
 
 
-class _Site:
+class _State:
     """The state of one call: factors (as views of one stack), Gram matrices and constants."""
 
     def __init__(self, problem: LocalProblem) -> None:
@@ -80,7 +87,7 @@ class _Site:
 
     def objective(self, inner: float) -> float:
         """Return the value of eq. (norm), given <X, M>."""
-        value = loss(self.norm_squared, inner, self.grams)
+        value = squared_loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         return value + self.settings.gamma * elastic(self.factors, self.anchors)
 

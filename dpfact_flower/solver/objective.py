@@ -57,7 +57,7 @@ class LocalResult:
     loss. The exact solver's error covers all cells, but not the non-zero cells separately."""
 
 
-def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
+def squared_loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
     """Return ``1/2 ||X - M||^2`` for a model M, given ||X||^2, <X, M> and the Gram matrices."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 

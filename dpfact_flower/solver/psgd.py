@@ -35,7 +35,13 @@ from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import Visits, entries_by_row, visits, zero_visits
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
-from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
+from dpfact_flower.solver.objective import (
+    LocalProblem,
+    LocalResult,
+    elastic,
+    group_norm,
+    squared_loss,
+)
 from dpfact_flower.tensor import Array, SquaredError
 from dpfact_flower.tensor.cp import gram
 from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_values
@@ -64,18 +70,18 @@ def psgd(problem: LocalProblem) -> LocalResult:
     becomes non-zero again only if its own gradient moves it by more than eta * mu in a pass.
     """
     settings = problem.settings
-    site = _Site(problem)
-    np.maximum(site.stack, np.float32(site.floor), out=site.stack)
-    filled, padding = np.split(site.stack, [settings.rank], axis=1)
+    state = _State(problem)
+    np.maximum(state.stack, np.float32(state.floor), out=state.stack)
+    filled, padding = np.split(state.stack, [settings.rank], axis=1)
     before = np.empty_like(filled)
-    values = [site.value()]
+    values = [state.value()]
     step_size, rollbacks = problem.step_size, 0
     for _ in range(settings.tau):
         before[:], first = filled, step_size
         while True:
-            site.run_pass(before, step_size)
-            now = site.value()
-            if site.stands(now, values[-1]):
+            state.run_pass(before, step_size)
+            now = state.value()
+            if state.stands(now, values[-1]):
                 break
             if step_size < first * 0.5**_MAX_HALVINGS:
                 raise DivergenceError(
@@ -88,13 +94,13 @@ def psgd(problem: LocalProblem) -> LocalResult:
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
     del before  # free this memory, because the result needs the same amount
-    result = tuple(np.ascontiguousarray(factor) for factor in site.factors)
+    result = tuple(np.ascontiguousarray(factor) for factor in state.factors)
     grams = (values[-1].patients, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
-    return LocalResult(result, trace, step_size, rollbacks, grams, site.error(values[-1], grams))
+    return LocalResult(result, trace, step_size, rollbacks, grams, state.error(values[-1], grams))
 
 
-class _Site:
+class _State:
     """One site's data, factors (as views of one stack) and constants, used in all passes."""
 
     def __init__(self, problem: LocalProblem) -> None:
@@ -150,7 +156,8 @@ class _Site:
                 squares, inner, _ = sgd.squares(stack, tensor.indices, tensor.values, self.offsets)
                 error = 0.5 * squares
                 if settings.zeros != "none":
-                    error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])
+                    grams = [patients, *map(gram, factors[1:])]
+                    error = squared_loss(self.norm_squared, inner, grams)
             rest = error + settings.mu * group_norm(patients)
             objective = rest + settings.gamma * elastic(factors, self.anchors)
             descended = rest + settings.gamma * elastic(factors, self.anchors, self.visits)
@@ -160,7 +167,7 @@ class _Site:
         """Return the squared error, given the objective values and the factors' Gram matrices."""
         if not self.loss.is_squared:
             return None
-        everywhere = 2 * loss(self.norm_squared, value.inner, grams)
+        everywhere = 2 * squared_loss(self.norm_squared, value.inner, grams)
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:

@@ -74,7 +74,7 @@ def test_a_job_is_named_if_nobody_named_it():
 
 
 def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="unknown option privcy"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'privcy'"):
         DPFact((3, 4), privcy=PRIVACY)
 
 
