@@ -51,7 +51,7 @@ class DPFact(Strategy):
                 "secure-sums: Flower's older strategies have one message for a round, and secure "
                 "sums need several; use dpfact_flower.DPFact"
             )
-        self._resumed = self.coordinator.finished_rounds
+        self._finished_before = self.coordinator.finished_rounds
         self._asked = 0
         self._bytes_down = 0
         self._began = 0.0
@@ -69,7 +69,7 @@ class DPFact(Strategy):
         client_manager.wait_for(expected, timeout=math.ceil(run.wait_timeout))
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
-        number = self._resumed + server_round
+        number = self._finished_before + server_round
         if not clients:  # in this case, Flower does not call `aggregate_fit`
             self.coordinator.close_round(number, [], [])
             return []
@@ -88,7 +88,7 @@ class DPFact(Strategy):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies and update the global factors. Return None if the quorum was missed."""
-        shapes = self.coordinator.rule.reply_shapes(self._resumed + server_round)
+        shapes = self.coordinator.rule.reply_shapes(self._finished_before + server_round)
         usable: list[SiteReply] = []
         reasons = (f if isinstance(f, BaseException) else f[1].status.message for f in failures)
         failed = [Failure("a client", str(reason)) for reason in reasons]
@@ -101,7 +101,7 @@ class DPFact(Strategy):
         silent = self._asked - len(results) - len(failures)
         failed += [Failure("a client", "no reply")] * silent
         record = self.coordinator.close_round(
-            self._resumed + server_round,
+            self._finished_before + server_round,
             usable,
             failed,
             bytes_down=self._bytes_down,

@@ -62,7 +62,7 @@ class DPFact(TrainOnlyStrategy):
         arriving = getattr(options.get("run"), "aggregation", "sync") == "async"
         kind = OnArrival if arriving else Coordinator
         self.coordinator = kind(feature_shape, **options)
-        self._resumed = self.coordinator.finished_rounds
+        self._finished_before = self.coordinator.finished_rounds
         self._sent: list[Message] = []
         self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
@@ -95,14 +95,14 @@ class DPFact(TrainOnlyStrategy):
         if initial_arrays or train_config or evaluate_config:
             unused = "initial_arrays, train_config, evaluate_config"
             raise SettingsError(f"{unused}: not used; give settings to DPFact")
-        self._resumed = coordinator.finished_rounds
+        self._finished_before = coordinator.finished_rounds
         self._timeout = coordinator.run.round_timeout if timeout is None else timeout
         rounds = planned if num_rounds is None else num_rounds
         in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
         grid = collect.RetryingGrid(grid, self._sent.append)
         self._names.registered = grid.registered
         result = super().start(
-            grid, self.arrays, max(min(rounds, in_step) - self._resumed, 0),
+            grid, self.arrays, max(min(rounds, in_step) - self._finished_before, 0),
             timeout=self._timeout, evaluate_fn=evaluate_fn,
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
@@ -110,7 +110,7 @@ class DPFact(TrainOnlyStrategy):
                 grid, coordinator, names=self._names, left_out=self._left_out, read=self._read,
                 timeout=self._timeout, wait=lambda first: self._wait_for_sites(grid, first=first),
             )  # fmt: skip
-            if self._resumed and coordinator.finished_rounds < rounds:
+            if self._finished_before and coordinator.finished_rounds < rounds:
                 dispatcher.resume()
             while coordinator.finished_rounds < rounds:
                 if dispatcher.step() and evaluate_fn:
@@ -136,7 +136,7 @@ class DPFact(TrainOnlyStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return one request for each connected site. Requests expire when the round times out."""
-        coordinator, number = self.coordinator, self._resumed + server_round
+        coordinator, number = self.coordinator, self._finished_before + server_round
         if not isinstance(grid, collect.RetryingGrid):  # `start` was not called
             grid = collect.RetryingGrid(grid, self._sent.append)
         self._grid = grid
@@ -191,7 +191,7 @@ class DPFact(TrainOnlyStrategy):
 
         The arrays are None if the quorum was missed. No metric is computed from patients' data.
         """
-        number, came = self._resumed + server_round, self._by_node(replies)
+        number, came = self._finished_before + server_round, self._by_node(replies)
         times = sorted(self._grid.seconds.values())  # `finish` sends further requests
         self._came += came.values()
         sums: Sequence[SiteReply] | None = None

@@ -63,7 +63,7 @@ class Coordinator:
         privacy = _given(privacy, PrivacySettings)
         self.run = _given(run, RunSettings)
         self.solver = privacy.resolved(solver)
-        self._open_settings = privacy
+        self._given_privacy = privacy
         self._plan(self.run.expected_sites)
         self.vocabulary = vocabulary
         self.run_dir = None if run_dir is None else Path(run_dir)
@@ -86,7 +86,7 @@ class Coordinator:
         )
 
     def _plan(self, sites: int) -> None:
-        self.rule = rule_for(self.feature_shape, self.solver, self._open_settings, self.run)
+        self.rule = rule_for(self.feature_shape, self.solver, self._given_privacy, self.run)
         self.rule.check_sites(sites)
         self.privacy = self.rule.privacy
 
