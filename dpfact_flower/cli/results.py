@@ -27,11 +27,12 @@ def report(
     With --beside, the report says which phenotypes the other runs also found. Those runs may have
     different noise, no noise or a different epsilon. The matches are saved in beside.json.
     """
-    from dpfact_flower.evaluation.comparison import replications
+    from dpfact_flower.evaluation.comparison import check_beside, replications
     from dpfact_flower.evaluation.report import write_report
     from dpfact_flower.evaluation.run_folder import write_replications
 
     if beside:
+        check_beside(folder, beside)
         write_replications(folder, replications(folder, beside))
     say(f"report: {write_report(folder)}")
 
@@ -76,8 +77,14 @@ def export(
     """
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
-    from dpfact_flower.evaluation.prose import DOUBTFUL, NOT_FOUND, certainty, titles
-    from dpfact_flower.evaluation.run_folder import read_replications
+    from dpfact_flower.evaluation.prose import (
+        DOUBTFUL,
+        NOT_FOUND,
+        certainty,
+        titles,
+        uninformative_message,
+    )
+    from dpfact_flower.evaluation.run_folder import SUMMARY, read_replications, read_summary
     from dpfact_flower.evaluation.tables import pairs_of
 
     if phenotypes is None and patients is None:
@@ -87,6 +94,9 @@ def export(
     model = GlobalModel.read(run)
     chances = model.false_discovery or [None] * model.rank
     others = read_replications(run, model.rank)
+    if (run / SUMMARY).exists() and (nothing := uninformative_message(read_summary(run))):
+        say(f"warning: {nothing}")
+        chances, others = [None] * model.rank, ()
     sure = {r: certainty(pairs_of(r, others), chance) for r, chance in enumerate(chances, start=1)}
     if doubtful := [str(r) for r, word in sure.items() if word in (DOUBTFUL, NOT_FOUND)]:
         say(f"doubtful, or not found again: phenotype(s) {', '.join(doubtful)}")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
@@ -132,7 +132,7 @@ def _read(folders: Sequence[Path]) -> list[_Run]:
     names = [folder.resolve().name for folder in folders]
     runs = []
     for folder, name in zip(folders, names, strict=True):
-        unique = name if names.count(name) == 1 else f"{folder.resolve().parent.name}/{name}"
+        unique = name if names.count(name) == 1 else str(folder)
         runs.append(_Run(folder, unique, read_summary(folder), GlobalModel.read(folder)))
     return runs
 
@@ -170,6 +170,15 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
             panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
     return found, picture
+
+
+def check_beside(folder: Path, others: Sequence[Path]) -> None:
+    """Refuse runs that cannot confirm a run's phenotypes: the run itself, and runs of noise."""
+    for other in others:
+        if other.resolve() == folder.resolve():
+            raise SettingsError(f"beside: {other} is the run itself; give another run")
+        if uninformative_message(read_summary(other)):
+            raise SettingsError(f"beside: {other} learned nothing, so it says nothing about others")
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:

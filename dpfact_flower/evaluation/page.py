@@ -121,7 +121,7 @@ _NUMBERS = (
     "twenty",
 )  # fmt: skip
 _SMALLEST_P = 0.001
-_OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
+_OUTCOMES = {"died": "death", "readmitted": "readmission"}
 
 
 def outcome(label: str) -> str:

@@ -35,6 +35,8 @@ from dpfact_flower.tensor import Factors
 
 SMALL = 10
 """Smallest patient count that is shown."""
+_MANY = 100
+"""Number of patients from which all but fewer than `SMALL` of them are called nearly all."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
 _FEWEST = 5
@@ -134,10 +136,12 @@ def _share(count: Count, patients: Count) -> float | str:
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Return None if there are no patients, ``all`` if `count` is nearly all, or else `_share`."""
+    """Return None if there are no patients, a word if few are not counted, or else `_share`."""
     if not patients:
         return None
-    return "all" if patients - count < SMALL <= count else _share(count, patients)
+    if patients - count < SMALL <= count:
+        return "most" if patients < _MANY else "nearly all"
+    return _share(count, patients)
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:

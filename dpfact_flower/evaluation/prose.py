@@ -158,14 +158,15 @@ def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: s
     if isinstance(share, str):
         return [f"Fewer than ten {unit}."]
     sites, span = [v for v in phenotype.by_site.values() if isinstance(v, float)], ""
-    if len(sites) > 1:
+    if len(sites) == len(phenotype.by_site) > 1:
         span = f", from {percent(min(sites))} to {percent(max(sites))} by site"
     sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         observed = _observed(phenotype.codes[mode])
         if observed:
             first, *rest = observed
-            sentences.append(", ".join([" had ".join(first), *map(" ".join, rest)]) + ".")
+            text = ", ".join([" had ".join(first), *map(" ".join, rest)])
+            sentences.append(f"{text[0].upper()}{text[1:]}.")
     for label, association in phenotype.outcomes.items():
         text = rate(association, table.rates.get(label), unit)
         sentences.append(f"{outcome(label).capitalize()}: {text}.")
@@ -203,7 +204,7 @@ def certainty_sentence(
         if chance == EVEN and same:
             others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
             return f"{word.capitalize()}: differs from {others} in one kind of code only."
-        like_this = f"an estimated {100 * chance:.0f} % of phenotypes like this"
+        like_this = f"an estimated {percent(chance)} of phenotypes like this"
         return f"{word.capitalize()}: {like_this} are absent in other patients."
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of the {counted(runs)} repeats")
@@ -240,12 +241,12 @@ def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
     """Return the share and name of each characteristic code, most frequent first."""
 
     def share(value: tables.Share) -> float:
-        return value if isinstance(value, float) else float(value == "all")
+        return value if isinstance(value, float) else float(value in ("most", "nearly all"))
 
     marking = [c for c in codes if share(c.observed) >= max(_OFTEN, _MORE * share(c.everybody))]
     ranked = sorted(marking or codes[:1], key=lambda code: -share(code.observed))[:_CODES]
     return [
-        ("All" if code.observed == "all" else f"{100 * known:.0f} %",
+        (code.observed if isinstance(code.observed, str) else f"{100 * known:.0f} %",
          named(code.description, code.code))
         for code in ranked
         if (known := share(code.observed))

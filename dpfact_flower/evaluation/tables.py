@@ -1,9 +1,9 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is a number, or None if patients were not counted. If the number would reveal a
-count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``all`` means
-all or nearly all patients. ``hidden`` means that the number, together with other numbers in the
-table, would reveal a small count.
+count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` (of up
+to 99 patients) and ``nearly all`` (of more) mean all but fewer than ten. ``hidden`` means that the
+number, together with other numbers in the table, would reveal a small count.
 """
 
 from collections.abc import Sequence

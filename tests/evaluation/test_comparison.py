@@ -23,7 +23,7 @@ from dpfact_flower.evaluation.run_folder import (
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, SEEDED_CLAIM
 from tests.commands import dpfact
-from tests.evaluation.folders import run_folder
+from tests.evaluation.folders import lines_of, refusal, run_folder
 from tests.evaluation.summaries import DEPLOYED, SIMULATED, SPENT
 
 pytestmark = pytest.mark.slow
@@ -75,6 +75,13 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
     }  # fmt: skip
 
 
+def test_runs_of_one_name_keep_their_own_figures(tmp_path):
+    for name in "ab":
+        (tmp_path / name / "x").mkdir(parents=True)
+    first, second = rows_of(tmp_path, **{"a/x/run": SIMULATED, "b/x/run": DEPLOYED})
+    assert [row["run"] for row in (first, second)] == [str(tmp_path / f"{n}/x/run") for n in "ab"]
+
+
 def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     names = ("first", "second", "other-codes", "nothing")
     runs = [run_folder(tmp_path / name, noise=0.1 * (name == "second")) for name in names]
@@ -93,6 +100,11 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
         assert f" {number} {title} " in page
     for pair in replications(runs[0], [runs[1]])[0].pairs:
         assert f"{pair.match:.2f} " in page
+    assert "beside: " in refusal("report", runs[0], "--beside", runs[0])
+    assert "learned nothing" in refusal("report", runs[0], "--beside", runs[3])
+    said = dpfact("export", runs[3], "--phenotypes", tmp_path / "noise.csv")
+    assert "warning: the shared phenotypes explain 0.0 %" in said
+    assert not any(row["certainty"] for row in lines_of(tmp_path / "noise.csv"))
     with pytest.raises(DataError, match="modes are drugs, diagnoses; need procedures, diagnoses"):
         replications(runs[0], [runs[2]])
     with pytest.raises(FileNotFoundError, match="there is no folder"):

@@ -40,9 +40,9 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 @pytest.mark.parametrize(
     ("chance", "word", "sentence"),
     [
-        (0.1, "likely real", "Likely real: an estimated 10 % of phenotypes like this are absent"),
-        (0.101, "uncertain", "Uncertain: an estimated 10 % of phenotypes like this are absent"),
-        (0.6, "doubtful", "Doubtful: an estimated 60 % of phenotypes like this are absent"),
+        (0.1, "likely real", "Likely real: an estimated 10.0 % of phenotypes like this are absent"),
+        (0.101, "uncertain", "Uncertain: an estimated 10.1 % of phenotypes like this are absent"),
+        (0.6, "doubtful", "Doubtful: an estimated 60.0 % of phenotypes like this are absent"),
         (None, "", "Not checked"),
     ],
 )
@@ -88,7 +88,7 @@ HEART = tables.Phenotype(
         "procedures": (code("36.06", "Insertion of stent", 0.9),),
         "diagnoses": (
             code("428", "Heart failure", 0.77),
-            code("410", "Acute myocardial infarction, NOS", "all"),
+            code("410", "Acute myocardial infarction, NOS", "nearly all"),
             code("250", "Diabetes", 0.6, everybody=0.5),
             code("427", "Dysrhythmia", 0.19),
             code("411", "Angina", "<10"),
@@ -104,9 +104,9 @@ TABLE = tables.PhenotypeTable(62_651, (HEART,), {"died": 0.024})
 def test_a_paragraph_says_whom_what_and_how_it_ended():
     assert prose.paragraph(HEART, TABLE, "patients") == [
         "1,316 patients (2.1 %).",
-        "All had acute myocardial infarction (410), 77 % heart failure (428).",
+        "Nearly all had acute myocardial infarction (410), 77 % heart failure (428).",
         "90 % had insertion of stent (36.06).",
-        "Death in hospital: 5.9 % (95 % interval 4.7 to 7.3 %); among all patients 2.4 %.",
+        "Death: 5.9 % (95 % interval 4.7 to 7.3 %); among all patients 2.4 %.",
     ]
 
 
@@ -119,11 +119,14 @@ def test_a_paragraph_of_few_patients_has_no_figure():
         assert prose.rate(association, "<10", "stays") == "too few to say"
 
 
-def test_the_span_over_sites_leaves_hidden_ones_out():
-    sites = {"a": 0.01, "b": 0.05, "c": "<10", "d": "hidden"}
-    spread = tables.Phenotype(1, 1.0, 0.02, {}, {}, sites)
-    found = prose.paragraph(spread, tables.PhenotypeTable(1000, ()), "patients")
-    assert found == ["20 patients (2.0 %, from 1.0 % to 5.0 % by site)."]
+@pytest.mark.parametrize("hidden", ["<10", "hidden"])
+def test_a_span_covers_all_sites_or_is_not_said(hidden):
+    def said(**sites):
+        spread = tables.Phenotype(1, 1.0, 0.02, {}, {}, sites)
+        return prose.paragraph(spread, tables.PhenotypeTable(1000, ()), "patients")
+
+    assert said(a=0.01, b=0.05) == ["20 patients (2.0 %, from 1.0 % to 5.0 % by site)."]
+    assert said(a=0.03, b=0.05, c=hidden) == ["20 patients (2.0 %)."]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_a_simulation_shows_what_was_measured():
     )
     assert shown["fit"] == "−1.2 % of the data, RMSE 0.005145 over all cells, 0.124 over non-zeros"
     assert shown["factor match"] == "0.974 of 1 with the planted phenotypes"
-    assert shown["death in hospital"] == (
+    assert shown["death"] == (
         "AUC 0.788 ± 0.012 from phenotypes, 0.812 from raw codes, 0.600 from volume"
     )
     assert shown["time"] == "2 h 5 min in rounds, of which the solver took 0.5 s"

@@ -250,7 +250,7 @@ def test_a_deployment_shows_what_a_server_can_know(runs):
     page = page_of(runs["deployed"])
     assert "job-1" in page.texts["header"]
     for section in ("convergence", "usage", "phenotypes", "prediction"):
-        assert "measured only where the data is" in page.texts[section]
+        assert "not measured here" in page.texts[section]
     rows = GlobalModel.read(runs["deployed"]).rows(top=5)
     assert list(page.cards()) == [1, 2, 3, 4]
     for r, card in page.cards().items():
@@ -318,11 +318,11 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     change(run / "phenotypes.json", edit)
     page = Page(run)
     cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
-    died = "Death in hospital: 20.0 % (95 % interval 15.0 to 26.0 %); among all patients 25.0 %."
+    died = "Death: 20.0 % (95 % interval 15.0 to 26.0 %); among all patients 25.0 %."
     assert died in cards[1]
     assert "Back in a week: too few to say; among all patients 50.0 %." in cards[1]
     for number in (2, 3):
-        assert "Death in hospital: too few to say; among all patients 25.0 %." in cards[number]
+        assert "Death: too few to say; among all patients 25.0 %." in cards[number]
     assert "Fewer than ten patients. Not checked" in cards[4]
     overview = page.rows("phenotypes")[1:]
     assert "12.5 % 20.0 % (15.0–26.0)" in overview[0]
@@ -331,7 +331,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     assert " 1.28 – " in rows[1]
     assert " fewer than 10 patients have both – " in rows[2]
     assert " 7.39 (1.11–9.99) p = 0.040" in rows[3]
-    assert all(row.endswith(" too few p = 0.300") for row in rows)  # odds of up to 10.01
+    assert all(row.endswith(" too few –") for row in rows)  # odds of up to 10.01
 
 
 def test_phenotypes_switched_off_are_marked(runs, run):
@@ -344,17 +344,15 @@ def test_phenotypes_switched_off_are_marked(runs, run):
     before = page_of(runs["simulated"])
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
     assert "Switched off" not in before.texts["phenotypes"]
-    assert "means that the site's own model" not in before.texts["usage"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
-    assert "means that the site's own model" in page.texts["usage"]
     first, second = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" 3 of 4: 2–4")
     assert "Switched off by north, south." in page.cards()[2]
     assert "Switched off by south." in page.cards()[3]
     assert "Switched off" not in page.cards()[1]
-    assert [row.count(" off") for row in shares_by_site(page)[1:]] == [0, 2, 1, 1]
+    assert shares_by_site(page) == shares_by_site(before)  # patients may have it all the same
 
 
 def test_auc_stands_beside_its_baselines_with_the_warning(runs):
