@@ -21,12 +21,9 @@ from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
 from dpfact_flower.evaluation.summary import (
-    UNINFORMATIVE,
     Errors,
     Exchange,
-    GroupAUC,
     Measured,
-    OutcomePrediction,
     RoundErrors,
     RunSpending,
     SiteFit,
@@ -205,10 +202,9 @@ def measure(
     is_informative = fit_shared > fit_frequencies
     watch("measuring", 0.3)
     some = _some(memberships, sites)
-    predictions = {
-        label: predict_outcome(*some, label) if is_informative else _unpredicted(sites)
-        for label in cohort.labels
-    }
+    # An AUC computed from noise would mislead.
+    labels = cohort.labels if is_informative else ()
+    predictions = {label: predict_outcome(*some, label) for label in labels}
     aucs = [prediction.overall.memberships for prediction in predictions.values()]
     measured = Measured(
         fms=factor_match_score(features, selected.truth.factors) if selected.truth else None,
@@ -274,13 +270,6 @@ def _some(
         [own[chosen] for own, chosen in zip(memberships, rows, strict=True)],
         [site[chosen] for site, chosen in zip(sites, rows, strict=True)],
     )
-
-
-def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
-    """Return a prediction without figures, because an AUC computed from noise would mislead."""
-    groups = tuple(GroupAUC(site.name, len(site), reason=UNINFORMATIVE) for site in sites)
-    everybody = GroupAUC("overall", sum(map(len, sites)), reason=UNINFORMATIVE)
-    return OutcomePrediction(everybody, groups, 0, 0.0)
 
 
 def _errors(

@@ -12,9 +12,6 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit
 
-UNINFORMATIVE = "the phenotypes explain nothing"
-"""Reason for leaving out a figure that would describe only noise."""
-
 
 @dataclass(frozen=True)
 class Spending:
