@@ -55,7 +55,7 @@ class RoundPolicy(NamedTuple):
     lost sites. If the round is `required` by later rounds, sites that connect late also get the
     request. At the end of a required round, connected sites that have not replied get the request
     again, with extra time to answer. Nodes in `left_out` never get a request. If fewer than
-    `quorum` sites reply within a shortened time limit, the other sites get `grace` seconds more.
+    `quorum` sites reply within a shortened time limit, missing sites get `grace` seconds more.
     """
 
     charged: bool = False

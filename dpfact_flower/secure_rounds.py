@@ -96,8 +96,8 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish the sum from the first attempt's replies. Return sites, failures and slot totals.
 
-        Each slot is a group of sites with a separate total. If the sum fails, there are no totals,
-        and only the sites that were charged are returned.
+        Each slot is a vector that has its own total. If the sum fails, there are no totals, and the
+        sites are those that were charged.
         """
         assert self.current is not None
         adding, request = self.current, self._coordinator.request(number)

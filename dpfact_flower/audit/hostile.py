@@ -1,4 +1,4 @@
-"""Hostile input for the audits: patients and requests designed to exceed the sensitivity."""
+"""Hostile input for the audits: patients and transcripts meant to exceed the sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -34,7 +34,7 @@ _CANARIES_A_TRIAL = 2
 def audit_sensitivity(
     target: AuditTarget, rng: np.random.Generator, *, trials: int = 24
 ) -> tuple[Finding, ...]:
-    """Test the sensitivity of every release in the plan with random and hostile input."""
+    """Test every release's sensitivity in small trials, each adding two hostile patients."""
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
     changed = dict.fromkeys(planned, 0)

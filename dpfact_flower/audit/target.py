@@ -1,6 +1,6 @@
 """The audited site and run, and a simulated site that runs the real code.
 
-The auditor chooses the `Transcript` (a server's requests), which may be as hostile as possible. A
+The auditor chooses the `Transcript` (requests and earlier releases), as hostile as possible. A
 `SimulatedSite` runs `PatientRound`, the code of a real site, on one data set.
 """
 

@@ -107,7 +107,7 @@ _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Pattern of codes that can be neither ICD-9 procedures nor serial numbers."""
 _MOST = 0.8
 _LETTERS = 3
-"""Minimum number of first letters in ICD-10 codes. Codes with fewer may be numbers such as D01."""
+"""Least number of distinct first letters in ICD-10 codes. Fewer may mean numbers such as D01."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
 """Minimum length of a shortened code whose name may stand for a full code without a name."""
 _UNSPECIFIED = {"nos", "nec"}
@@ -119,7 +119,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``). If
-    `exact` is false, a code without a name gets the name of the longest shortened code with a name.
+    `exact` is false, a code without a name gets the name of its longest beginning that has a name.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -187,7 +187,7 @@ def abbreviates(text: str, name: str) -> bool:
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
     Any other abbreviation must be shorter than the name and contain a shortened word. At least half
-    of the words must be the name's: unchanged, shortened by two or more letters, or as initials.
+    of its words must be the name's: unchanged, shortened by two or more letters, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)

@@ -53,7 +53,7 @@ def library(name: str) -> Any:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Turn errors inside the context into a `DataError` about damaged files in the folder."""
+    """Turn errors that damaged files in the folder cause into a `DataError` about them."""
     library("matplotlib")
     undefined = library("jinja2").UndefinedError
     try:

@@ -1,7 +1,7 @@
 """The result of a run: the content of ``summary.json``, in which most keys are at the top level.
 
 Each key is a field of a class in this module. If none of a class's values is known, the file has
-null for the class's main keys and omits the class's other keys.
+null for keys such as `epsilon` and `rmse`, and omits the others.
 """
 
 from collections.abc import Mapping

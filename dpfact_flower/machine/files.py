@@ -89,7 +89,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space with a file. To release the space for use, call the yielded function.
+    """Reserve disk space with a file. Call the yielded function just before using the space.
 
     Raise an OSError if the disk or a quota has too little space. On macOS and a few file systems,
     which cannot reserve space, only the free space is checked.

@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait longer for a busy database. Call this before Flower is imported."""
+    """Make the SuperLink wait longer for a busy database. Call it before importing SuperLink."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}

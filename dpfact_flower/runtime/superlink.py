@@ -257,7 +257,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
-    In a simulation, the SuperLink's clients are virtual (Ray). In a deployment, use SuperNodes.
+    In a simulation, the SuperLink's clients are virtual (Ray). Otherwise, they are SuperNodes.
     """
     home = home.absolute()
     private_folder(home)

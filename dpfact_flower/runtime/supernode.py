@@ -41,8 +41,8 @@ Claimed = tuple[Message, Context, Callable[[Message], None]]
 _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
-"""Longest wait for a stopped or busy SuperNode. A longer wait is useless, because a restarted
-SuperNode has forgotten the message, and would delay the next message or the shutdown."""
+"""Longest wait for a stopped or busy SuperNode. A longer wait would delay the next message or the
+shutdown in vain, because a restarted SuperNode has forgotten the message."""
 _FETCH_SECONDS = 120.0
 """Longest time to fetch a message. If the message's sender has exited, some parts never arrive, and
 Flower itself would wait for two hours."""

@@ -52,7 +52,7 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context with the hospital's settings, and the bytes of two copies."""
+    """Return a message, its context with the hospital's settings, and the size of two copies."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -115,7 +115,7 @@ class Answering:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
         The time that the process takes to free its memory depends on the patients. The reply is
-        therefore sent before the process exits. Only the next message is answered after the exit.
+        therefore sent before the process exits. Only the next message waits for the exit.
         """
         if self._last is not None:
             self._last.wait()

@@ -199,7 +199,7 @@ class ElasticRule(ServerRule):
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse settings that rule this out."""
+    """Return whether a run starts from co-occurrences. Refuse an impossible "cooccurrence"."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":

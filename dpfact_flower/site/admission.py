@@ -216,7 +216,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged."""
-    # The last round is free. Without this check, a server could end any number of runs.
+    # The last round is free. This check allows it only in runs with a charged round.
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
     check_follows(request, of_job[-1])

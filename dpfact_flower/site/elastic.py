@@ -71,7 +71,7 @@ class ElasticRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Factorise the site's data and release the feature factors (the paper's Algorithm 1)."""
+        """Factorise the data and release the feature factors (the site's part of Algorithm 1)."""
         request, tensor = self._request, self._source.read().tensor
         if tensor.nnz == 0:
             raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -105,9 +105,9 @@ def initial_state(
     lists are long. If the elastic weight is relative, the site therefore continues from the global
     factors.
 
-    If `kept` is None, the patient factors are drawn uniformly from (0, 1), and then scaled to fit
-    the data. If a site joins a run with a relative weight after round 1, the site fits its patient
-    factors to the data.
+    If `kept` is None, patient factors are random, scaled to the least error or, with the paper's
+    weight, to the data's norm (for a stable first pass). With a relative weight after round 1, they
+    are fitted to the data.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:

@@ -92,7 +92,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings, with a relative l2,1 weight converted based on `start`."""
+    """Return a round's solver settings. `start` turns a relative l2,1 weight into `mu`."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.

@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, so that a server cannot time further checks."""
+        """Close a job with changed data: timing more checks could reveal the data's size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 

@@ -17,8 +17,8 @@ Losses
     the entries is exact. In the sum over zero cells, the part that is proportional to the model is
     exact. The rest of this sum is estimated from zero cells that are drawn once.
 
-    A likelihood's slope is unbounded where the model is close to zero. The length of each step is
-    therefore limited to the square root of the step size. Patients' rows are longer than feature
+    A likelihood's slope is unbounded where the model is close to zero. Each step is therefore at
+    most sqrt(eta), an implicit step's length from zero. Patients' rows are longer than feature
     rows and are visited less often, so patients' steps are multiplied by the ratio of the squared
     lengths. With `clip`, steps have neither this limit nor this factor, because paper mode's
     privacy claim assumes equal steps.

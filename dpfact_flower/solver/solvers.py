@@ -33,7 +33,7 @@ class Solver:
     elastic weight at every visit to a row, and the paper's eq. (global) gives the server's step. If
     not, `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether the solver can bound (clip) each entry's gradient, as paper mode requires."""
+    """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 

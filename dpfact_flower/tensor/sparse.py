@@ -222,7 +222,7 @@ class SquaredError:
 def as_tensor(value: Any) -> SparseTensor:
     """Convert another library's tensor of counts. The first mode must represent the patients.
 
-    The input may be an array or come from scipy.sparse, pyttb or sparse. Zero cells are dropped.
+    The input is an array, or from scipy.sparse, pyttb or `sparse.COO`. Zero cells are dropped.
     """
     if isinstance(value, SparseTensor):
         return value

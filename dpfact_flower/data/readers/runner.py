@@ -9,7 +9,7 @@ line. A line above a statement may say what the statement is for:
   a column with ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps
   only rows that meet a condition, in which all columns are text. ``-- @there SQL`` is a condition
   that a database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that
-  stays empty if the source lacks the file. A column ``code`` of type ``VARCHAR[]`` combines the
+  stays empty if the source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the
   source's columns ``code_1``, ``code_2``, ... into a list of distinct values without blanks. A star
   in ``FILE`` stands for any text. The rows of all matching tables are then combined, and a further
   column, ``part``, contains the text that matched the star.

@@ -19,7 +19,7 @@ edits. A file next to the ledger contains the ledger's newest head: the last has
 rows (`verified_head`). If an old copy replaces the ledger, the copy does not match this head. To
 detect that both files were rewritten, keep a head from the site's log elsewhere.
 
-*Secrecy.* A head reveals nothing about the rows, because each row includes random bytes. A row
+*Secrecy.* A head reveals only the rows' number, because each row includes random bytes. A row
 contains only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger.
 The time in a row is the time of the request, which does not depend on patients' data. A head, a
 backup and `dpfact ledger show` therefore reveal nothing about patients except the released values.

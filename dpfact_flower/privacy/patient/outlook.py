@@ -207,7 +207,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a `codes` setting that keeps `most` codes. Modes with few codes keep every code."""
+    """Return a `codes` setting that keeps up to `most` codes. Short modes keep every code."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))

@@ -33,7 +33,7 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Maximum number of coordinate-descent sweeps over one patient's factor."""
 _SETTLED = 1e-6
-"""Coordinate descent stops when no entry of a patient's factor changes this much in a sweep."""
+"""Coordinate descent stops when no entry (of scale 1) changes this much in a sweep."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Limits below which numbers count as 0, for entries of factors, changes in a patient's factor, and
 entries of Gram matrices and ridges. Products of smaller numbers could be subnormal, and operations

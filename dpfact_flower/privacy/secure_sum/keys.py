@@ -92,7 +92,7 @@ class Terms:
     def threshold(self) -> int:
         """Number of sites needed to unmask a sum: the colluding sites and over half of the others.
 
-        Honest sites help to unmask only one attempt at a sum, so the server can never unmask two.
+        Honest sites each help one attempt at a sum, so only one attempt can reach this number.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 

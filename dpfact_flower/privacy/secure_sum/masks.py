@@ -130,7 +130,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    `shares` maps places to shares. Without authentication, a false share gives a wrong seed.
+    `shares` maps places to shares. Shares lack authentication: false ones give a wrong seed.
     """
     seed = 0
     for place, share in shares.items():
