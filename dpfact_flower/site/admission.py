@@ -87,7 +87,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         # A ledger that once existed must not be replaced by a new one.
         has_ledger = (hospital.folder / LEDGER).exists() or has_jobs(hospital.folder)
         ledger = held.enter_context(hospital.ledger()) if has_ledger else None
-        rows = ledger.count() if ledger else ()
+        rows = ledger.rows() if ledger else ()
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)

@@ -55,7 +55,7 @@ class RoundWork(Protocol):
     """Whether the round is the run's last, in which the site only stores the public request."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the events that must fit in the budget, computed only from public facts."""
+        """Return the costs of this and all later rounds, computed only from public facts."""
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Compute the round. Keep no patients' data except in the outcome."""

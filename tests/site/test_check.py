@@ -235,7 +235,7 @@ ROOM = "the disk has space, and not too many rounds in a row have failed"
 
 def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them(place):
     config, state = place / "site" / "north.toml", place / "site" / "state" / "north"
-    with Ledger(state):
+    with Ledger(state, create=True):
         pass
     assert faults(place) == {}
     (state / ".failed-attempts").write_bytes(b"+" * 10)

@@ -89,8 +89,8 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
 
 
 @pytest.mark.parametrize(
-    ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA)],
-    ids=["less noise than announced", "no noise", "nothing announced"],
+    ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA), (0, 0)],
+    ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost"],
 )  # fmt: skip
 def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
     class Liar(Counts):
@@ -100,7 +100,8 @@ def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, 
     site_rules.register("counts", Liar)
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
-    assert "releases more than it announced" in caplog.text
+    says = "more than it announced" if sent else "values without noise"
+    assert f"the rule releases {says}" in caplog.text
     assert not rows_of(tmp_path)
 
 

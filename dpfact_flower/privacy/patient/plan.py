@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
+    ROUNDING,
     epsilon_gaussian_discrete,
     epsilon_zcdp_tight,
     mu_for_epsilon,
@@ -64,8 +65,6 @@ release that costs almost nothing makes the site read patients' data, and the se
 the site takes."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in one ledger field."""
-_ROUNDING = 1 - 1e-12
-"""Factor that reduces the budget slightly, so that rounding errors cannot cause an overrun."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +184,12 @@ def total_rho(epsilon: float, delta: float) -> float:
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(f"epsilon: must exceed {2 * DISCRETE_SLACK:g}; got {epsilon!r}")
     mu = mu_for_epsilon(epsilon - DISCRETE_SLACK, delta * (1 - DISCRETE_SLACK))
-    mu *= _ROUNDING
+    mu *= ROUNDING
     if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
         return mu * mu / 2
     # `low` and `high` come from a looser and a tighter conversion than tight zCDP.
-    low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
-    return _ROUNDING * root_of(lambda rho: epsilon_zcdp_tight(rho, delta) - epsilon, low, high)
+    low, high = rho_for_epsilon(epsilon, delta) * ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
+    return ROUNDING * root_of(lambda rho: epsilon_zcdp_tight(rho, delta) - epsilon, low, high)
 
 
 class _Split(NamedTuple):
