@@ -21,7 +21,7 @@ from dpfact_flower.runtime.superlink import tool
 from dpfact_flower.settings import Scalar, SiteSettings, check_name, refuse_unknown
 
 if TYPE_CHECKING:
-    from dpfact_flower.site.check import Finding
+    from dpfact_flower.site.check import CheckResult
 
 site_app = typer.Typer(
     name="site",
@@ -139,7 +139,7 @@ def site_check(
         raise typer.Exit(1)
 
 
-def _show(findings: Sequence[Finding]) -> None:
+def _show(findings: Sequence[CheckResult]) -> None:
     for finding in findings:
         for line in finding.faults or (finding.check,):
             mark = "[red]FIX[/red]" if finding.faults else "[green]OK[/green] "

@@ -18,7 +18,7 @@ from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site import admission, answer
+from dpfact_flower.site import admission, answer, lockout
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import (
@@ -311,7 +311,7 @@ def test_what_is_refused_costs_nothing_and_harms_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal", f"{LEDGER}-wal", LEDGER.upper()])
+@pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal", LEDGER.upper(), lockout._NOTE])
 def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, name):
     """A folder with the journal's name would prevent all later charges."""
     client = make_client(data, tmp_path)
