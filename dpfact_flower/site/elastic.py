@@ -16,6 +16,7 @@ from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
 from dpfact_flower.site.round import (
     JobState,
     RoundOutcome,
+    RoundWork,
     check_modes,
     local_settings,
     scaled,
@@ -33,10 +34,8 @@ _FINEST = SIGMA * 2.0**-30
 """Sigma for a grid spacing of 2^-30, which is finer than float32 and does not overflow int64."""
 
 
-class ElasticRound:
+class ElasticRound(RoundWork):
     """The `RoundWork` of privacy modes "none" and "paper"."""
-
-    is_final = False
 
     def __init__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool

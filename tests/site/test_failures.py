@@ -123,13 +123,14 @@ def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
                 epsilon=4.0, start_share=0.5 if rounds else 1.0, refine_rounds=rounds, bound=0.1,
                 codes=kept,
             )  # fmt: skip
-            events = plan_patient(asked, sizes=sizes, rank=rank).events(["a", "b"], seeded=False)
+            plan = plan_patient(asked, sizes=sizes, rank=rank)
+            events = [release.event("ab", seeded=False) for release in plan.releases]
             for rest in (events, events[-1:]):
                 assert bytes_to_reserve(rest, codes, plain) == most
             for slots in (1, MOST_SLOTS):
                 summed = replace(asked, secure_sums=True, secure_sites=1000, secure_slots=slots)
                 plan = plan_patient(summed, sizes=sizes, rank=rank)
-                shares = plan.events(["a", "b"], seeded=False)
+                shares = [release.event("ab", seeded=False) for release in plan.releases]
                 assert bytes_to_reserve(shares, codes, joins) == sharing
 
 

@@ -12,7 +12,7 @@ from dpfact_flower.privacy.patient.statistics import code_counts
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.elastic import ElasticRound
-from dpfact_flower.site.round import RoundOutcome
+from dpfact_flower.site.round import RoundOutcome, RoundWork
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import make_client, make_request, rows_of
@@ -34,11 +34,10 @@ def request(rule="counts", **changes) -> RoundRequest:
     return make_request(**{"rounds": 1, "privacy": PrivacySettings(), "rule": rule, **changes})
 
 
-class Counts:
+class Counts(RoundWork):
     """A rule that announces the event `said`, and releases code counts with the noise of `sent`."""
 
     charged_rounds = 1
-    is_final = False
     said, sent = SIGMA, SIGMA
 
     def __init__(self, source, request, *, site, simulation):

@@ -237,7 +237,7 @@ def head_file(ledger: Path) -> Path:
     return ledger.with_name(f"{ledger.name}-head")
 
 
-def verified_head(ledger: Path) -> Head | None:
+def noted_head(ledger: Path) -> Head | None:
     """Return the head in the head file. Return None if the file is missing or cannot be read."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())

@@ -21,11 +21,11 @@ from dpfact_flower.privacy.ledger.file import (
     document_of,
     head_file,
     note_head,
+    noted_head,
     open_ledger,
     pack,
     translated,
     unpack,
-    verified_head,
 )
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 
@@ -182,7 +182,7 @@ class Ledger:
                 except (DPFactError, KeyError, TypeError, ValueError):
                     problems.append(f"row {number}: cannot be read")
             previous = hash_
-        noted = verified_head(self.path)
+        noted = noted_head(self.path)
         if noted is not None and any(_rolled_back(connection, noted)):
             note = head_file(self.path).name
             problems.append(

@@ -39,7 +39,7 @@ from dpfact_flower.privacy.patient.outlook import (
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
-from dpfact_flower.privacy.release import ReleaseEvent, at_least_one, positive
+from dpfact_flower.privacy.release import at_least_one, positive
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
@@ -105,14 +105,11 @@ class PatientPlan:
         """Return the release of a round, or None for a round without a release."""
         return next((r for r in self.releases if r.round == round_number), None)
 
-    def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
-        """Return the releases' events for the accountant."""
-        return tuple(release.event(modes, seeded=seeded) for release in self.releases)
-
-    def guarantee(self, *, seeded: bool = False) -> Guarantee:
+    def guarantee(self) -> Guarantee:
         """Return the whole run's guarantee for each site's patients."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
-        return account(self.events(modes, seeded=seeded), self.delta)
+        events = [release.event(modes, seeded=False) for release in self.releases]
+        return account(events, self.delta)
 
 
 def plan_patient(

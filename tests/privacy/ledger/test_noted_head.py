@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, restore, verified_head
+from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, noted_head, restore
 from dpfact_flower.privacy.ledger.file import open_ledger
 from tests.cli.test_privacy import charge, ledger_text
 
@@ -40,7 +40,7 @@ def head_of(folder: Path) -> Head:
 
 
 def test_the_newest_head_is_noted_for_the_owner_alone(site):
-    assert verified_head(site / LEDGER) == head_of(site)
+    assert noted_head(site / LEDGER) == head_of(site)
     assert note_of(site).stat().st_mode & 0o777 == 0o600
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_note_counts_for_nothing(site, content):
     note_of(site).write_bytes(content)
     assert spent(site) == 4
     filled(site, 5)
-    assert verified_head(site / LEDGER).rows == 5  # a new one
+    assert noted_head(site / LEDGER).rows == 5  # a new one
 
 
 def test_a_note_that_cannot_be_written_hinders_nothing(site):
