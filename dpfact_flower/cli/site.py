@@ -167,12 +167,12 @@ def site_refit(
     Runs in patient mode do not produce this model. The model is fitted without noise, stays in the
     job's folder and is never sent. To fit a model again, give its run's job with --job.
     """
-    from dpfact_flower.site.hospital import read_site_settings
+    from dpfact_flower.site.hospital import Hospital, read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
 
     settings = read_site_settings(config)
     site = SiteData.load(settings.data_path)
-    folder = Path(settings.state_dir, settings.site or site.name)
+    folder = Hospital(site, settings, simulation=False).folder
     jobs = [job] if job else unfitted(folder)
     if not jobs:
         raise StateError(f"{folder}: no finished run in patient mode is left to fit")
