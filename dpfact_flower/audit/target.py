@@ -124,7 +124,9 @@ class SimulatedSite:
         request = replace(self._transcript.requests[planned.round], job=self._job)
         work = PatientRound(self._site, request, site=self._name, simulation=False)
         total = work.bounded(planned, self.kept).total.copy()
-        released = work.run(self.kept).release
+        outcome = work.run(self.kept)
+        self.kept = replace(self.kept, state=outcome.state)  # none, unless the code has a fault
+        released = outcome.release
         assert isinstance(released, Release)
         self._released.setdefault(planned.round, released)
         return total, released
