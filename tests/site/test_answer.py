@@ -250,7 +250,7 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     assert len(rows_of(tmp_path)) == 1
 
 
-def test_a_run_that_the_sites_cap_does_not_cover_is_refused_before_its_first_round(data, tmp_path):
+def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path):
     client = make_noisy_client(data, tmp_path, max_epsilon=0.5, budget_delta=1e-6)
     for epsilon in (0.501, 0.5):  # all rounds together may cost exactly the cap
         privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=1e-6)

@@ -172,7 +172,7 @@ def step_of(release: Release) -> float:
 def rounded(noisy: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
     """Convert integers in grid units to the nearest multiples of `_step`. Halves are rounded up."""
     fine = SIGMA_BITS - _FINE_BITS
-    return ((noisy + (1 << (fine - 1))) >> fine) * _step(sigma)
+    return ((noisy + (1 << (fine - 1))) >> fine) * np.float64(_step(sigma))
 
 
 def _step(sigma: float) -> float:
