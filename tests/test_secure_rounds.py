@@ -316,15 +316,20 @@ def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, hospitals, capl
     assert not list((tmp_path / "state").glob("site-[13]/*/ledger.sqlite"))
 
 
-def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hospitals, caplog):
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_without_its_vector_a_site_refuses_the_rest_of_the_round(
+    tmp_path, hospitals, caplog, damage
+):
     made = strategy(REAL, number=3, run_dir=tmp_path / "run")
     grid = grid_of(hospitals)
     grid.lost = {("site-1", "sum", 1): "reply"}
     kept = tmp_path / "state" / "site-1" / "site-1" / "job" / "secure-round.npz"
-    after_each(grid, lambda _: kept.unlink(missing_ok=True))
+    after_each(grid, lambda _: kept.exists() and kept.write_bytes(b"PK"))
+    if damage == "missing":
+        after_each(grid, lambda _: kept.unlink(missing_ok=True))
     with pytest.raises(QuorumError):
         made.start(grid)
-    assert "vector for the sum is missing" in caplog.text
+    assert f"{damage}; ask the centre for a new job" in caplog.text
     assert len(rows_in(tmp_path / "state" / "site-1" / "site-1")) == 1
 
 

@@ -200,7 +200,6 @@ def show(
     from dpfact_flower.privacy.ledger import Ledger
 
     with Ledger(_find(folder, site), create=False) as ledger:
-        ledger.events()  # refuses a damaged ledger before any total is printed
         head, rows, path = ledger.head(), ledger.rows(), ledger.path
     running, totals = _accounted(rows, delta)
     if as_json:

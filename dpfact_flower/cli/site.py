@@ -21,7 +21,7 @@ from dpfact_flower.runtime.superlink import tool
 from dpfact_flower.settings import Scalar, SiteSettings, check_name, refuse_unknown
 
 if TYPE_CHECKING:
-    from dpfact_flower.site.check import Finding
+    from dpfact_flower.site.check import CheckResult
 
 site_app = typer.Typer(
     name="site",
@@ -139,7 +139,7 @@ def site_check(
         raise typer.Exit(1)
 
 
-def _show(findings: Sequence[Finding]) -> None:
+def _show(findings: Sequence[CheckResult]) -> None:
     for finding in findings:
         for line in finding.faults or (finding.check,):
             mark = "[red]FIX[/red]" if finding.faults else "[green]OK[/green] "
@@ -167,12 +167,12 @@ def site_refit(
     Runs in patient mode do not produce this model. The model is fitted without noise, stays in the
     job's folder and is never sent. To fit a model again, give its run's job with --job.
     """
-    from dpfact_flower.site.hospital import read_site_settings
+    from dpfact_flower.site.hospital import Hospital, read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
 
     settings = read_site_settings(config)
     site = SiteData.load(settings.data_path)
-    folder = Path(settings.state_dir, settings.site or site.name)
+    folder = Hospital(site, settings, simulation=False).folder
     jobs = [job] if job else unfitted(folder)
     if not jobs:
         raise StateError(f"{folder}: no finished run in patient mode is left to fit")

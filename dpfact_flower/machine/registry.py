@@ -46,5 +46,5 @@ class Registry(Generic[_Thing]):
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Names of the installed entry points, cached because each ledger charge looks them up."""
+        """Names of the installed entry points, cached because each simulated site looks them up."""
         return frozenset(entry_points(group=self._group).names)

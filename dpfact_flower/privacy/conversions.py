@@ -33,6 +33,8 @@ _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
 # Keeps a logarithm's argument above 0 if two terms cancel in floating point (mu below 1e-15).
 _TINY = 1e-300
+ROUNDING = 1 - 1e-12
+"""Factor that reduces a budget slightly, so that rounding errors cannot cause an overrun."""
 # Orders at which RDP is evaluated. Opacus' own list stops at 63, but small costs need higher
 # orders. Above 1029, Opacus' binomial coefficients for subsampled steps overflow.
 RDP_ORDERS: tuple[float, ...] = (

@@ -6,7 +6,7 @@ privacy guarantee. Paper mode exists to reproduce the paper, and marks every rel
 
 from collections.abc import Mapping, Sequence
 
-from dpfact_flower.privacy.conversions import rho_for_epsilon, sigma_of
+from dpfact_flower.privacy.conversions import ROUNDING, rho_for_epsilon, sigma_of
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.release import PAPER_CLAIM, Release, ReleaseEvent, fixed
 from dpfact_flower.settings import PrivacySettings, SolverSettings
@@ -15,7 +15,7 @@ from dpfact_flower.tensor.arrays import Array
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
     """Return one factor's zCDP cost per round: `settings.rho`, or an equal share of the budget."""
-    whole = rho_for_epsilon(settings.epsilon, settings.delta)
+    whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
 

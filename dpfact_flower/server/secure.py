@@ -13,16 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
-from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient.releases import PlannedRelease
+from dpfact_flower.privacy.patient.releases import PlannedRelease, rounded
 from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.privacy.secure_sum import server as rules
 from dpfact_flower.privacy.secure_sum.site import Masked, Opening
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
-
-_ROUNDING_BITS = 16
-"""Number of low bits of a sum to round off. The sum is then as precise as one site's release."""
 
 
 class Attempt(NamedTuple):
@@ -138,7 +134,5 @@ class SecureSum:
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
     """Convert a sum in grid units to slot values, with the precision of one site's release."""
-    fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
-    unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
-    values = (fine * unit).astype(np.float32).reshape(-1, planned.count)
+    values = rounded(total, planned.own_sigma).astype(np.float32).reshape(-1, planned.count)
     return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

@@ -17,7 +17,6 @@ from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
-from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
@@ -49,9 +48,9 @@ class Admitted:
 
     `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
     `last` is the latest row of the request's job. If this request was already answered, `repeated`
-    is the row of that answer. `store` gives access only to files without patient data. If `shared`
-    is true, the round's release may leave the site only as part of a secure sum, and `secure` is
-    the sum's stage. Call `free_disk` right before the reserved disk space is needed.
+    is the row of that answer. `store` gives access only to files without patient data. `secure` is
+    the stage of the round's secure sum. Call `free_disk` right before the reserved disk space is
+    needed.
     """
 
     request: RoundRequest
@@ -61,9 +60,13 @@ class Admitted:
     rows: Sequence[LedgerRow]
     last: LedgerRow | None
     repeated: LedgerRow | None
-    shared: bool
     secure: SecureRound | None
     free_disk: Callable[[], None] = lambda: None
+
+    @property
+    def shared(self) -> bool:
+        """Whether the round's release may leave the site only as part of a secure sum."""
+        return self.work.planned is not None and self.work.planned.sharing is not None
 
     def check_same_data(self, fingerprint: str) -> None:
         """If the data has changed since the job began, close the job and raise an error."""
@@ -87,18 +90,17 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         # A ledger that once existed must not be replaced by a new one.
         has_ledger = (hospital.folder / LEDGER).exists() or has_jobs(hospital.folder)
         ledger = held.enter_context(hospital.ledger()) if has_ledger else None
-        rows = ledger.count() if ledger else ()
+        rows = ledger.rows() if ledger else ()
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)
-        planned: PlannedRelease | None = getattr(work, "planned", None)  # only in patient mode
-        shared, secure = bool(planned and planned.sharing), None
-        if planned and shared:
-            secure = secure_round(hospital, request, planned, answered=repeated is not None)
+        secure = None
+        if work.planned and work.planned.sharing:
+            secure = secure_round(hospital, request, work.planned, answered=repeated is not None)
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")
         store = hospital.store(request.job)
-        admission = Admitted(request, work, store, ledger, rows, last, repeated, shared, secure)
+        admission = Admitted(request, work, store, ledger, rows, last, repeated, secure)
         if not hospital.simulation:
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:

@@ -18,9 +18,9 @@ from traceback import clear_frames
 from dpfact_flower.data.site_data import forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
-from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
+from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.privacy.release import claim_of
-from dpfact_flower.site.admission import Admitted, admitted, check_budget, check_follows
+from dpfact_flower.site.admission import Admitted, admitted, check_follows
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
 from dpfact_flower.site.lockout import counting_attempt
@@ -100,8 +100,7 @@ class Site:
         assert ledger is not None
         if secure is not None:  # a later stage or attempt: the vector was charged before
             share = Share(secure.vector, row.events)
-            if not ledger.has(row.key, admission.request.terms, share):
-                check_follows(admission.request, row)  # raises an error: the round is over
+            _check_charged(row, share)
             is_opening = secure.stage.stage == "open"
             return secure.opened() if is_opening else secure.answer(lambda: share.values)
         sent = ledger.release_of(row.job, row.round)
@@ -121,9 +120,10 @@ class Site:
         elif not request.anchors:  # rounds of a start leave no state
             with self._reading_patients(request, progress):
                 release = _sent(compute(admission.work, JobState()).release, None)
-        if release is None or not ledger.has(row.key, request.terms, release):
+        if release is None:
             check_follows(request, row)  # raises an error: the round is over
         assert release is not None
+        _check_charged(row, release)
         return release
 
     @contextmanager
@@ -140,8 +140,6 @@ class Site:
                     text = "site %s: new ledger in %s: no budget is spent yet"
                     _logger.warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
-                # Check again: if locks do not work, another process may have charged a release.
-                check_budget(admission.work, ledger.count(), hospital.settings)
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
             admission.store.note_selection(request.selection_digest)
@@ -177,18 +175,18 @@ class Site:
         if outcome.state is not None:
             store.save(outcome.state)
         release = outcome.release
+        if release.arrays and not release.events and request.privacy.privacy != "none":
+            raise StateError("the rule releases values without noise")
         sent = _sent(release, admission.secure)
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        try:
-            ledger.charge(key, request.terms, release, delay.check_in_time)
-        except Exception:
-            if not ledger.has(key, request.terms, release):  # otherwise, the charge is on disk
-                raise
+        # If locks do not work, another process may have made a charge since the budget was checked.
+        counted = Head.of(admission.rows)
+        head = ledger.charge(key, request.terms, release, counted, delay.check_in_time)
         progress.charged = sent
         self._clean_up(store, outcome)
         if not hospital.simulation:  # for a later comparison with the ledger
             claim = claim_of(release.events) if release.arrays else "nothing was released"
-            _logger.info("round %d: %s; ledger: %s", request.round, claim, ledger.head())
+            _logger.info("round %d: %s; ledger: %s", request.round, claim, head)
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
@@ -220,13 +218,17 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
     return secure.answer(lambda: release.values)
 
 
+def _check_charged(row: LedgerRow, release: Release | Share) -> None:
+    """Refuse to send values in place of those that were charged."""
+    if not row.holds(release):
+        raise StateError(f"round {row.round} of job {row.job!r} was released with other values")
+
+
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
     """Run a round. Refuse the outcome if it costs more than `work.cost()` announced."""
     outcome = work.run(kept)
-    release = outcome.release
-    announced, spent = _costs(work.cost()), _costs(release.events)
-    unprotected = bool(announced[0] and release.arrays and not release.events)
-    if unprotected or any(s > a * (1 + 1e-12) for s, a in zip(spent, announced, strict=True)):
+    announced, spent = _costs(work.cost()), _costs(outcome.release.events)
+    if any(s > a * (1 + 1e-12) for s, a in zip(spent, announced, strict=True)):
         raise StateError("the rule releases more than it announced")
     return outcome
 

@@ -84,14 +84,14 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of a check: the check's title, and the faults found, with their remedies."""
 
     check: str
     faults: tuple[str, ...]
 
 
-def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
+def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckResult]:
     """Run all checks. If `started` is false, skip the checks that need running processes.
 
     If the settings or the key cannot be read, that fault is the only finding.
@@ -100,15 +100,16 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding
     try:
         place = Place(config, key)
     except (DPFactError, OSError) as error:
-        return [Finding(opened, (_fault(error),))]
-    findings = [Finding(opened, ())]
+        return [CheckResult(opened, (_fault(error),))]
+    findings = [CheckResult(opened, ())]
     for title, run_check in CHECKS.items():
         if started or run_check in _BEFORE_START:
+            faults: list[str] = []
             try:
-                faults = tuple(dict.fromkeys(run_check(place) or ()))
+                faults.extend(run_check(place) or ())
             except (DPFactError, OSError) as error:
-                faults = (_fault(error),)
-            findings.append(Finding(title, faults))
+                faults.append(_fault(error))  # after the faults that were found before the error
+            findings.append(CheckResult(title, tuple(dict.fromkeys(faults))))
     return findings
 
 

@@ -16,6 +16,7 @@ from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
 from dpfact_flower.site.round import (
     JobState,
     RoundOutcome,
+    RoundWork,
     check_modes,
     local_settings,
     scaled,
@@ -33,10 +34,8 @@ _FINEST = SIGMA * 2.0**-30
 """Sigma for a grid spacing of 2^-30, which is finer than float32 and does not overflow int64."""
 
 
-class ElasticRound:
+class ElasticRound(RoundWork):
     """The `RoundWork` of privacy modes "none" and "paper"."""
-
-    is_final = False
 
     def __init__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
@@ -59,13 +58,13 @@ class ElasticRound:
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the events of this round's releases, or an empty tuple in mode "none"."""
+        """Return one event per mode for this and all later rounds, or no events in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
         request.privacy.check_solver(request.solver)
         sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
-        rho = paper_rho(request.privacy, request.rounds, len(modes))
+        rho = self.charged_rounds * paper_rho(request.privacy, request.rounds, len(modes))
         return planned_events(
             request.solver, rho, sizes, round_number=request.round, seeded=self._noise.seeded
         )

@@ -115,14 +115,14 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures for a site's own monitoring, which must never leave the site.
 
-    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `last_charge` is a time in seconds
-    since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the last
-    consecutive rounds that failed after reading patients' data. At 10, the site refuses rounds
-    until a person resets this count.
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` holds even if
+    all other sites collude. `last_charge` is a time in seconds since 1970, or 0. `releases` counts
+    the ledger's rows. `failed_attempts` counts the last consecutive rounds that failed after
+    reading patients' data. At 10, the site refuses rounds until a person resets this count.
     """
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
-    spent, last = 0.0, 0.0
+    spent, alone, last = 0.0, 0.0, 0.0
     rows: tuple[LedgerRow, ...] = ()
     if (folder / LEDGER).exists():
         with Ledger(folder, create=False) as ledger:
@@ -130,10 +130,14 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     if charged := [row for row in rows if row.events]:
         events = [event for row in charged for event in row.events]
         spent = account(events, settings.budget_delta).headline.epsilon
+        others = [event.alone for event in events]
+        alone = account(others, settings.budget_delta).headline.epsilon
         last = datetime.fromisoformat(charged[-1].recorded).timestamp()
     return {
         "epsilon_spent": spent,
         "epsilon_left": max(settings.max_epsilon - spent, 0.0),
+        "epsilon_alone_spent": alone,
+        "epsilon_alone_left": max(settings.max_epsilon_alone - alone, 0.0),
         "last_charge": last,
         "releases": len(rows),
         "failed_attempts": failed_attempts(folder),

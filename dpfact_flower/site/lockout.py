@@ -15,13 +15,13 @@ from pathlib import Path
 
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.privacy.ledger import LedgerRow
+from dpfact_flower.privacy.ledger import LEDGER, LedgerRow
 from dpfact_flower.wire.protocol import RoundRequest
 
 ATTEMPT_LIMIT = 10
 """Maximum number of consecutive attempts that release nothing. A release resets the count."""
 ATTEMPTS = ".failed-attempts"  # no job can have this name
-_NOTE = "LEDGER-LACKS-ROUNDS.txt"
+_NOTE = f"{LEDGER}-LACKS-ROUNDS.txt"  # no job can have this name
 _TEXT = """The server says that this site has answered round {answered} of job {job!r}. The
 ledger has {latest}. The folder may have been rolled back, and later charges may be missing.
 Restore the newest copy of the ledger. If there is none, lower max-epsilon by the later charges:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteData, SiteSource
 from dpfact_flower.errors import DataError, MessageError, SettingsError, StateError, shown
 from dpfact_flower.estimation.start import usage_of
-from dpfact_flower.privacy import Noise, ReleaseEvent, release_nothing
+from dpfact_flower.privacy import Noise, ReleaseEvent
 from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.privacy.patient import release, share
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
@@ -30,6 +30,7 @@ from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.round import (
     JobState,
     RoundOutcome,
+    RoundWork,
     check_modes,
     local_settings,
     scaled,
@@ -44,7 +45,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
-class PatientRound:
+class PatientRound(RoundWork):
     """The `RoundWork` of patient mode. Only `run` and `bounded` read patients' data."""
 
     def __init__(
@@ -54,7 +55,7 @@ class PatientRound:
             raise MessageError(f"request: 'patient' has no mode {request.privacy.privacy!r}")
         sizes = [len(vocabulary) for vocabulary in source.vocabularies]
         self._plan = plan_of(request, sizes)
-        self.planned: PlannedRelease | None = self._plan.release_of(request.round)
+        self.planned = self._plan.release_of(request.round)
         self.is_final = self.planned is None
         check_carries(request, self.planned)
         check_modes(request, sizes)
@@ -74,10 +75,9 @@ class PatientRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Compute the round's planned release. The last round releases nothing."""
+        """Compute the round's planned release. The last round has none and is never run."""
         planned = self.planned
-        if planned is None:
-            return RoundOutcome(release_nothing())
+        assert planned is not None
         name, bounded = planned.name(self._modes), self.bounded(planned, kept)
         if planned.sharing is None:
             return RoundOutcome(release(bounded, self._noise, name=name))

@@ -12,6 +12,7 @@ import numpy as np
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import Release, ReleaseEvent, Share
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import solve
@@ -47,15 +48,17 @@ class JobState:
 
 
 class RoundWork(Protocol):
-    """A site's work in one round, as defined by the run's rule."""
+    """A site's work in one round. The run's rule defines it in a subclass."""
 
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
-    is_final: bool
+    is_final: bool = False
     """Whether the round is the run's last, in which the site only stores the public request."""
+    planned: PlannedRelease | None = None
+    """The release of a round in patient mode, which may need a secure sum."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the events that must fit in the budget, computed only from public facts."""
+        """Return the costs of this and all later rounds, computed only from public facts."""
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Compute the round. Keep no patients' data except in the outcome."""

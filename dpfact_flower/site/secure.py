@@ -187,10 +187,10 @@ class _Files:
         check_own(path)
         if not path.exists():
             return None
-        arrays = load_npz(path, ["head", "noisy"])
         try:
+            arrays = load_npz(path, ["head", "noisy"])
             state = rules.from_json(rules.RoundState, str(arrays["head"]))
-        except ValueError:
+        except ValueError:  # DataError is a ValueError
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
         return replace(state, noisy=arrays["noisy"])
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.files import check_own, for_owner, private_folder, replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
-from dpfact_flower.privacy.ledger import LEDGER, verified_head
+from dpfact_flower.privacy.ledger import LEDGER, noted_head
 from dpfact_flower.settings import Scalar
 from dpfact_flower.tensor import Factors, SquaredError
 
@@ -194,4 +194,4 @@ def has_jobs(folder: Path) -> bool:
     """
     if not folder.exists():
         return False
-    return verified_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())
+    return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

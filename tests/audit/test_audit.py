@@ -206,7 +206,7 @@ def test_settings_that_seed_the_noise_fail(target, run):
 def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path):
     (tmp_path / "state").mkdir(mode=0o700)
     folder = tmp_path / "state" / "north"
-    with Ledger(folder):
+    with Ledger(folder, create=True):
         pass
     assert [finding.measured for finding in audit_state(folder)] == [0, 0]
     (folder / "job").mkdir(mode=0o755)

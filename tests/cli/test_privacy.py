@@ -46,19 +46,19 @@ def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: boo
     )  # fmt: skip
     arrays = (np.full(3, SECRET, np.float32),)
     key = ReleaseKey("f" * 64, job, round_number, "asked")
-    ledger.charge(key, "terms", Release(arrays, events))
+    ledger.charge(key, "terms", Release(arrays, events), None)
 
 
 @pytest.fixture
 def state_dir(tmp_path) -> Path:
     """Two sites: north has made every kind of release, and south none."""
-    with Ledger(tmp_path / "north") as ledger:
+    with Ledger(tmp_path / "north", create=True) as ledger:
         charge(ledger, "first", 1, "entry", "entry")
         charge(ledger, "first", 2, "entry", "entry", seeded=True)
         charge(ledger, "second", 1, "patient")
-        ledger.charge(ReleaseKey("f" * 64, "second", 2, "q"), "terms", release_nothing())
+        ledger.charge(ReleaseKey("f" * 64, "second", 2, "q"), "terms", release_nothing(), None)
         charge(ledger, "[red]third[/red]", 1)
-    Ledger(tmp_path / "south").close()
+    Ledger(tmp_path / "south", create=True).close()
     return tmp_path
 
 
@@ -82,7 +82,7 @@ def test_show_has_every_release_with_its_cost(state_dir):
 
 
 def test_the_running_total_is_that_of_all_releases_of_the_unit_so_far(state_dir):
-    with Ledger(state_dir / "north") as ledger:
+    with Ledger(state_dir / "north", create=True) as ledger:
         events = ledger.events()
     shown = json.loads(ledger_text("show", state_dir / "north", "--delta", "1e-6", "--json"))
     so_far = (events[:2], events[:4], events[4:])
@@ -94,7 +94,7 @@ def test_the_running_total_is_that_of_all_releases_of_the_unit_so_far(state_dir)
 
 
 def test_replacing_a_record_is_priced_where_it_is_not_what_is_counted_already(tmp_path):
-    with Ledger(tmp_path / "north") as ledger:
+    with Ledger(tmp_path / "north", create=True) as ledger:
         charge(ledger, "first", 1, "patient")
         charge(ledger, "second", 1, "patient")
         events = ledger.events()
@@ -106,14 +106,14 @@ def test_replacing_a_record_is_priced_where_it_is_not_what_is_counted_already(tm
         assert f"({rounded_up(account(so_far, 1e-5).headline.replacing)})" in text
     releases = json.loads(ledger_text("show", tmp_path, "--json"))["releases"]
     assert releases[-1]["running_replacing"] == account(events, 1e-5).headline.replacing
-    with Ledger(tmp_path / "south") as ledger:
+    with Ledger(tmp_path / "south", create=True) as ledger:
         charge(ledger, "first", 1, "entry")
     assert "record:" not in ledger_text("show", tmp_path, "--site", "south")
 
 
 def test_totals_stand_under_every_accountant_with_their_claim_and_unit(state_dir):
     text = ledger_text("show", state_dir / "north")
-    with Ledger(state_dir / "north") as ledger:
+    with Ledger(state_dir / "north", create=True) as ledger:
         events = ledger.events()
     for part in (events[:4], events[4:]):
         total = account(part, 1e-5)
@@ -133,7 +133,7 @@ def test_json_is_complete_and_holds_no_released_value(state_dir):
     text = ledger_text("show", state_dir / "north", "--json", "--delta", "1e-6")
     assert str(int(SECRET)) not in text
     shown = json.loads(text)
-    with Ledger(state_dir / "north") as ledger:
+    with Ledger(state_dir / "north", create=True) as ledger:
         head, rows = ledger.head(), ledger.rows()
     assert (shown["rows"], shown["head"], shown["delta"]) == (head.rows, head.hash, 1e-6)
     assert shown["ledger"] == str(state_dir / "north" / LEDGER)
@@ -152,7 +152,7 @@ def test_nothing_charged_is_said(state_dir):
     assert "nothing was charged" in ledger_text("show", state_dir, "--site", "south")
     shown = json.loads(ledger_text("show", state_dir / "south", "--json"))
     assert (shown["releases"], shown["totals"], shown["rows"]) == ([], [], 0)
-    with Ledger(state_dir / "south") as ledger:
+    with Ledger(state_dir / "south", create=True) as ledger:
         charge(ledger, "bare", 1)
     text = ledger_text("show", state_dir / "south")
     assert "nothing was charged" in text
@@ -160,7 +160,7 @@ def test_nothing_charged_is_said(state_dir):
 
 
 def test_verify_says_ok_with_rows_and_head(state_dir):
-    with Ledger(state_dir / "north") as ledger:
+    with Ledger(state_dir / "north", create=True) as ledger:
         head = ledger.head()
     text = ledger_text("verify", state_dir / "north")
     assert f"OK: 5 rows, head {head}" in text

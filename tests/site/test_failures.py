@@ -29,6 +29,7 @@ from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.wire.protocol import RoundRequest
+from tests.bits import assert_bits
 from tests.crash import WRITES, failing_at, files_up_to
 from tests.patience import Clock
 from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
@@ -101,11 +102,11 @@ def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, numbe
 @pytest.mark.parametrize("values", [1, 1000, 50_000])
 def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
     event = ReleaseEvent("start", 1.0, 7.0, values, "patient", "add-remove", PATIENT_CLAIM)
-    with Ledger(tmp_path) as ledger:
+    with Ledger(tmp_path, create=True) as ledger:
         before = (tmp_path / LEDGER).stat().st_size
         ledger.charge(
             ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
-            replay([np.zeros(values, np.float32)], [event]),
+            replay([np.zeros(values, np.float32)], [event]), None,
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
     assert grown < bytes_needed(values) - 2**17  # the journal uses the other half
@@ -122,13 +123,14 @@ def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
                 epsilon=4.0, start_share=0.5 if rounds else 1.0, refine_rounds=rounds, bound=0.1,
                 codes=kept,
             )  # fmt: skip
-            events = plan_patient(asked, sizes=sizes, rank=rank).events(["a", "b"], seeded=False)
+            plan = plan_patient(asked, sizes=sizes, rank=rank)
+            events = [release.event("ab", seeded=False) for release in plan.releases]
             for rest in (events, events[-1:]):
                 assert bytes_to_reserve(rest, codes, plain) == most
             for slots in (1, MOST_SLOTS):
                 summed = replace(asked, secure_sums=True, secure_sites=1000, secure_slots=slots)
                 plan = plan_patient(summed, sizes=sizes, rank=rank)
-                shares = plan.events(["a", "b"], seeded=False)
+                shares = [release.event("ab", seeded=False) for release in plan.releases]
                 assert bytes_to_reserve(shares, codes, joins) == sharing
 
 
@@ -187,7 +189,6 @@ BEFORE = {
 }
 AFTER = {
     "cleaning up": (Site, "_clean_up"),
-    "the head": (Ledger, "head"),
     "the claim": (answer, "claim_of"),
     "forgetting looks": (Path, "unlink"),
     "closing the ledger": (Ledger, "close"),
@@ -265,7 +266,7 @@ def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(world, err
 
 
 def test_a_charge_that_fails_late_is_a_charge(worlds):
-    """The error occurs after the row is on the disk."""
+    """The row is on the disk, and the same request gets the stored values."""
 
     def charge(*arguments, real=Ledger.charge):
         real(*arguments)
@@ -274,8 +275,12 @@ def test_a_charge_that_fails_late_is_a_charge(worlds):
     for world in worlds:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ledger, "charge", charge)
-            assert world.ask(1).reply.startswith("[")
+            assert world.ask(1) == ("dpfact:failed", 1)
     assert same(worlds, 1).rows == 1
+    for world in worlds:
+        sent = world.client.site.answer(world.requests[1])
+        with Ledger(world.folder / "north", create=False) as ledger:
+            assert_bits(sent.arrays, ledger.release_of("job", 1).arrays)
 
 
 def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(world, monkeypatch):

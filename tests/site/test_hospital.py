@@ -55,6 +55,7 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
         values = site_metrics(make_settings(tmp_path, site="site-1", max_epsilon=most))
         assert values["epsilon_spent"] == spent
         assert values["epsilon_left"] == pytest.approx(max(most - spent, 0))
+        assert values["epsilon_alone_spent"] == spent
         assert values["last_charge"] == datetime.fromisoformat(rows[-1].recorded).timestamp()
         assert (values["releases"], values["failed_attempts"]) == (2, 3)
         assert values["answering_seconds"] > values["last_charge"]  # since 1970

@@ -12,7 +12,7 @@ from dpfact_flower.privacy.patient.statistics import code_counts
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.elastic import ElasticRound
-from dpfact_flower.site.round import RoundOutcome
+from dpfact_flower.site.round import RoundOutcome, RoundWork
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import make_client, make_request, rows_of
@@ -34,11 +34,10 @@ def request(rule="counts", **changes) -> RoundRequest:
     return make_request(**{"rounds": 1, "privacy": PrivacySettings(), "rule": rule, **changes})
 
 
-class Counts:
+class Counts(RoundWork):
     """A rule that announces the event `said`, and releases code counts with the noise of `sent`."""
 
     charged_rounds = 1
-    is_final = False
     said, sent = SIGMA, SIGMA
 
     def __init__(self, source, request, *, site, simulation):
@@ -89,8 +88,8 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
 
 
 @pytest.mark.parametrize(
-    ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA)],
-    ids=["less noise than announced", "no noise", "nothing announced"],
+    ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA), (0, 0)],
+    ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost"],
 )  # fmt: skip
 def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
     class Liar(Counts):
@@ -100,7 +99,8 @@ def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, 
     site_rules.register("counts", Liar)
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
-    assert "releases more than it announced" in caplog.text
+    says = "more than it announced" if sent else "values without noise"
+    assert f"the rule releases {says}" in caplog.text
     assert not rows_of(tmp_path)
 
 

@@ -97,11 +97,10 @@ def test_a_ledger_that_is_gone_shows_where_its_jobs_are_deleted(tmp_path):
     """Unused job folders may be deleted, but this does not restore the budget."""
     event = ReleaseEvent("start", 1.0, 900.0, 3, "patient", "add-remove", PATIENT_CLAIM)
     folder = tmp_path / "north"
-    with Ledger(folder) as ledger:
-        ledger.count()
+    with Ledger(folder, create=True) as ledger:
         ledger.charge(
             ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
-            replay([np.zeros(3, np.float32)], [event]),
+            replay([np.zeros(3, np.float32)], [event]), None,
         )  # fmt: skip
     ledger.path.unlink()
     assert has_jobs(folder)

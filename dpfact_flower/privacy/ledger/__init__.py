@@ -16,7 +16,7 @@ decides when to write.
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
 edits. A file next to the ledger contains the ledger's newest head: the last hash and the number of
-rows (`verified_head`). If an old copy replaces the ledger, the copy does not match this head. To
+rows (`noted_head`). If an old copy replaces the ledger, the copy does not match this head. To
 detect that both files were rewritten, keep a head from the site's log elsewhere.
 
 *Secrecy.* A head reveals only the rows' number, because each row includes random bytes. A row
@@ -35,8 +35,8 @@ from dpfact_flower.privacy.ledger.file import LedgerRow as LedgerRow
 from dpfact_flower.privacy.ledger.file import ReleaseKey as ReleaseKey
 from dpfact_flower.privacy.ledger.file import data_key as data_key
 from dpfact_flower.privacy.ledger.file import data_tag as data_tag
+from dpfact_flower.privacy.ledger.file import noted_head as noted_head
 from dpfact_flower.privacy.ledger.file import read_key as read_key
-from dpfact_flower.privacy.ledger.file import verified_head as verified_head
 from dpfact_flower.privacy.ledger.ledger import Ledger as Ledger
 from dpfact_flower.privacy.ledger.ledger import back_up as back_up
 from dpfact_flower.privacy.ledger.ledger import restore as restore

@@ -53,6 +53,11 @@ class Head(NamedTuple):
         return f"{self.rows}:{self.hash}"
 
     @classmethod
+    def of(cls, rows: Sequence["LedgerRow"]) -> Self:
+        """Return the head of a ledger with these rows."""
+        return cls(len(rows), rows[-1].hash if rows else START)
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """Parse a head from its text form."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
@@ -108,12 +113,11 @@ class LedgerRow:
         """Whether values left the site without noise."""
         return bool(self.shapes) and not self.events
 
-    def holds(self, terms: str, release: Release | Share) -> bool:
+    def holds(self, release: Release | Share) -> bool:
         """Return whether the row records exactly this release."""
         shapes = tuple(array.shape for array in release.arrays)
         digest = digest_of(pack(release.arrays))
-        recorded = (self.terms, self.shapes, self.payload_sha256, self.events)
-        return recorded == (terms, shapes, digest, release.events)
+        return (self.shapes, self.payload_sha256, self.events) == (shapes, digest, release.events)
 
 
 def chained(previous: str, document: str) -> str:
@@ -233,7 +237,7 @@ def head_file(ledger: Path) -> Path:
     return ledger.with_name(f"{ledger.name}-head")
 
 
-def verified_head(ledger: Path) -> Head | None:
+def noted_head(ledger: Path) -> Head | None:
     """Return the head in the head file. Return None if the file is missing or cannot be read."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())

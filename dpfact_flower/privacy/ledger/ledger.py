@@ -21,11 +21,11 @@ from dpfact_flower.privacy.ledger.file import (
     document_of,
     head_file,
     note_head,
+    noted_head,
     open_ledger,
     pack,
     translated,
     unpack,
-    verified_head,
 )
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 
@@ -40,7 +40,7 @@ class Ledger:
     after the charge is on disk.
     """
 
-    def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
+    def __init__(self, folder: str | Path, *, create: bool, durable: bool = True) -> None:
         self.path = Path(folder) / LEDGER
         self._check_own(reading=True)
         with translated(self.path):
@@ -50,7 +50,6 @@ class Ledger:
                 create_ledger(self.path)
             self._connection = open_ledger(self.path, durable=durable)
         self._durable = durable
-        self._counted: Head | None = None
         # Rows record this time, because the time of the charge would depend on patients' data.
         self._opened = datetime.now(UTC)
 
@@ -73,7 +72,7 @@ class Ledger:
 
     def head(self) -> Head:
         """Return the number of rows and the newest row's hash."""
-        return _head(self.rows())
+        return Head.of(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
         """Return a round's recorded release, or None if the ledger has no values for the round."""
@@ -86,14 +85,6 @@ class Ledger:
             raise self._damaged(problem)
         return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
-    def has(self, key: ReleaseKey, terms: str, release: Release | Share) -> bool:
-        """Return whether exactly this release is recorded and may therefore be sent again.
-
-        Raise a StateError if a different release is recorded for the round, if a later round of the
-        job was answered, or if the job was begun with different data.
-        """
-        return self._has(self.rows(), key, terms, release)
-
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
@@ -101,34 +92,26 @@ class Ledger:
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
-    def count(self) -> tuple[LedgerRow, ...]:
-        """Return all rows, so that the budget can be checked before `charge` is called.
-
-        If another process makes a charge in between, `charge` fails.
-        """
-        rows = self.rows()
-        self._counted = _head(rows)
-        return rows
-
     def charge(
         self,
         key: ReleaseKey,
         terms: str,
         release: Release | Share,
+        expected: Head | None,
         last_look: Callable[[], object] = lambda: None,
     ) -> Head:
         """Record a release and its cost on disk so that the release may be sent.
 
         Return the ledger's new head, which belongs in the site's log. The ledger stores the values
         of a release with noise, but only a hash of a share or of values without noise. If `charge`
-        raises an exception, the release must not be sent unless `has` confirms that it was
-        recorded. Recording the same release again has no effect. A release is refused if a later
-        round was answered, if the data has changed within the job, or if a different release is
-        recorded for the round. Any new release is refused if another process has made a charge
-        since `count` was called.
+        raises an exception, the release must not be sent. Recording the same release again has no
+        effect. A release is refused if a later round was answered, if the data has changed within
+        the job, or if a different release is recorded for the round.
 
-        `terms` is the digest of the settings that must not change within a job. `last_look` is
-        called just before the commit. If `last_look` raises an exception, nothing is charged.
+        `terms` is the digest of the settings that must not change within a job. `expected` is the
+        head of the rows for which the budget was checked. If another process has made a charge
+        since then, a new release is refused. `last_look` is called just before the commit. If
+        `last_look` raises an exception, nothing is charged.
         """
         self._check_own()
         payload = pack(release.arrays)
@@ -136,10 +119,10 @@ class Ledger:
         # would wait for them when it ends, so the charge could be delayed after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
-            head = _head(rows)
+            head = Head.of(rows)
             if self._has(rows, key, terms, release):
                 return head
-            if self._counted not in (None, head):
+            if expected not in (None, head):
                 raise StateError(
                     f"{self.path}: another process charged while round {key.round} of job "
                     f"{key.job!r} was computed, so the budget may be exceeded: repeat the round"
@@ -152,8 +135,6 @@ class Ledger:
                 (head.rows, document, head.hash, payload if keep else None),
             )
             last_look()
-        if self._counted is not None:
-            self._counted = head
         if self._durable:  # a simulated site's ledger protects no real budget
             note_head(self.path, head)
         return head
@@ -201,7 +182,7 @@ class Ledger:
                 except (DPFactError, KeyError, TypeError, ValueError):
                     problems.append(f"row {number}: cannot be read")
             previous = hash_
-        noted = verified_head(self.path)
+        noted = noted_head(self.path)
         if noted is not None and any(_rolled_back(connection, noted)):
             note = head_file(self.path).name
             problems.append(
@@ -239,7 +220,7 @@ class Ledger:
                 f"{self.path}: round {key.round} of job {key.job!r} is stale: round {last.round} "
                 "has been answered"
             )
-        if row.key != key or not row.holds(terms, release):
+        if (row.key, row.terms) != (key, terms) or not row.holds(release):
             raise StateError(
                 f"{self.path}: round {key.round} of job {key.job!r} was released already; a second "
                 "release would waste budget"
@@ -269,10 +250,6 @@ class Ledger:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-
-
-def _head(rows: Sequence[LedgerRow]) -> Head:
-    return Head(len(rows), rows[-1].hash if rows else START)
 
 
 def _row_of(rows: Sequence[LedgerRow], job: str, round_number: int) -> LedgerRow | None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
+    ROUNDING,
     epsilon_gaussian_discrete,
     epsilon_zcdp_tight,
     mu_for_epsilon,
@@ -38,7 +39,7 @@ from dpfact_flower.privacy.patient.outlook import (
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
-from dpfact_flower.privacy.release import ReleaseEvent, at_least_one, positive
+from dpfact_flower.privacy.release import at_least_one, positive
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
@@ -64,8 +65,6 @@ release that costs almost nothing makes the site read patients' data, and the se
 the site takes."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in one ledger field."""
-_ROUNDING = 1 - 1e-12
-"""Factor that reduces the budget slightly, so that rounding errors cannot cause an overrun."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,11 @@ class PatientPlan:
         """Return the release of a round, or None for a round without a release."""
         return next((r for r in self.releases if r.round == round_number), None)
 
-    def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
-        """Return the releases' events for the accountant."""
-        return tuple(release.event(modes, seeded=seeded) for release in self.releases)
-
-    def guarantee(self, *, seeded: bool = False) -> Guarantee:
+    def guarantee(self) -> Guarantee:
         """Return the whole run's guarantee for each site's patients."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
-        return account(self.events(modes, seeded=seeded), self.delta)
+        events = [release.event(modes, seeded=False) for release in self.releases]
+        return account(events, self.delta)
 
 
 def plan_patient(
@@ -185,12 +181,12 @@ def total_rho(epsilon: float, delta: float) -> float:
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(f"epsilon: must exceed {2 * DISCRETE_SLACK:g}; got {epsilon!r}")
     mu = mu_for_epsilon(epsilon - DISCRETE_SLACK, delta * (1 - DISCRETE_SLACK))
-    mu *= _ROUNDING
+    mu *= ROUNDING
     if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
         return mu * mu / 2
     # `low` and `high` come from a looser and a tighter conversion than tight zCDP.
-    low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
-    return _ROUNDING * root_of(lambda rho: epsilon_zcdp_tight(rho, delta) - epsilon, low, high)
+    low, high = rho_for_epsilon(epsilon, delta) * ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
+    return ROUNDING * root_of(lambda rho: epsilon_zcdp_tight(rho, delta) - epsilon, low, high)
 
 
 class _Split(NamedTuple):

@@ -158,21 +158,25 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
-    fine = SIGMA_BITS - _FINE_BITS
-    steps = (noisy + (1 << (fine - 1))) >> fine  # to the nearest step; halves are rounded up
     size = bounded.sensitivity, bounded.sigma, len(noisy)
     event = ReleaseEvent(name, *size, "patient", "add-remove", PATIENT_CLAIM, noise.seeded)
-    return replay([steps * _step(event)], [event])
+    return replay([rounded(noisy, event.sigma)], [event])
 
 
 def step_of(release: Release) -> float:
     """Return the number of which all released values are multiples, or 0 if unknown."""
     events = release.events
-    return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
+    return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
 
-def _step(event: ReleaseEvent) -> np.float64:
-    return np.float64(event.sigma) / (1 << _FINE_BITS)
+def rounded(noisy: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
+    """Convert integers in grid units to the nearest multiples of `_step`. Halves are rounded up."""
+    fine = SIGMA_BITS - _FINE_BITS
+    return ((noisy + (1 << (fine - 1))) >> fine) * np.float64(_step(sigma))
+
+
+def _step(sigma: float) -> float:
+    return sigma / (1 << _FINE_BITS)
 
 
 def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, restore, verified_head
+from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, noted_head, restore
 from dpfact_flower.privacy.ledger.file import open_ledger
 from tests.cli.test_privacy import charge, ledger_text
 
 
 def filled(folder: Path, count: int) -> Path:
     """Write a ledger with the first rounds of a job."""
-    with Ledger(folder) as ledger:
+    with Ledger(folder, create=True) as ledger:
         for number in range(ledger.head().rows + 1, count + 1):
             charge(ledger, "job", number, "patient")
     return folder
@@ -40,12 +40,12 @@ def head_of(folder: Path) -> Head:
 
 
 def test_the_newest_head_is_noted_for_the_owner_alone(site):
-    assert verified_head(site / LEDGER) == head_of(site)
+    assert noted_head(site / LEDGER) == head_of(site)
     assert note_of(site).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_simulated_site_leaves_none(tmp_path):
-    with Ledger(tmp_path, durable=False) as ledger:
+    with Ledger(tmp_path, create=True, durable=False) as ledger:
         charge(ledger, "job", 1, "patient")
     assert not note_of(tmp_path).exists()
 
@@ -64,8 +64,8 @@ def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
         path.unlink()
     if other in copies:
         shutil.copy(copies[other] / LEDGER, path)
-    with Ledger(site) as ledger:
-        for use in (ledger.count, ledger.events, lambda: ledger.release_of("job", 1)):
+    with Ledger(site, create=True) as ledger:
+        for use in (ledger.rows, ledger.events, lambda: ledger.release_of("job", 1)):
             with pytest.raises(StateError, match="it was rolled back or replaced"):
                 use()
         (problem,) = ledger.verify()
@@ -86,7 +86,7 @@ def test_a_damaged_note_counts_for_nothing(site, content):
     note_of(site).write_bytes(content)
     assert spent(site) == 4
     filled(site, 5)
-    assert verified_head(site / LEDGER).rows == 5  # a new one
+    assert noted_head(site / LEDGER).rows == 5  # a new one
 
 
 def test_a_note_that_cannot_be_written_hinders_nothing(site):
@@ -97,8 +97,7 @@ def test_a_note_that_cannot_be_written_hinders_nothing(site):
 
 
 def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tmp_path):
-    with Ledger(site) as at_work:
-        at_work.count()
+    with Ledger(site, create=True) as at_work:
         text = ledger_text("backup", site.parent, "--to", tmp_path / "copy")
         charge(at_work, "job", 5, "patient")
     noted = text.split("head ")[1].strip()
@@ -108,14 +107,13 @@ def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tm
     assert "OK: 4 rows" in ledger_text("restore", tmp_path / "copy", site, "--noted", noted)
     assert str(head_of(site)) == noted
     with Ledger(site, create=False) as ledger:
-        ledger.count()
         charge(ledger, "job", 5, "patient")
         assert ledger.verify() == []
 
 
 def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path):
     back_up(site, tmp_path / "copy")
-    with Ledger(site) as ledger:
+    with Ledger(site, create=True) as ledger:
         charge(ledger, "job", 5, "patient")
     last = head_of(site)
     shutil.rmtree(site)
