@@ -274,8 +274,8 @@ class RunSettings(Settings):
         "", "elastic, patient, or a registered rule; empty: the privacy mode's default", NAME
     )
     start: Literal["auto", "cooccurrence", "random"] = setting(
-        "auto", "cooccurrence: from counts of code pairs (mode none: WITHOUT noise); random: public seed; "
-        "auto: if possible",
+        "auto", "cooccurrence: from counts of code pairs (mode none: WITHOUT noise); random: "
+        "public seed; auto: cooccurrence if possible",
     )  # fmt: skip
     elastic_step: float = setting(
         0.0, "server's elastic step per site; 0: eta * gamma for psgd with a given gamma, else the "
