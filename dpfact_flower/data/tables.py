@@ -36,6 +36,13 @@ _TEXT_OR_WHOLE = re.compile(  # names of DuckDB types; a code is never a fractio
 MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need additional memory."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
+NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
+"""SQL condition for texts that programs write for missing values."""
+_DAY, _CLOCK = r"\d\d\d\d-\d\d-\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
+LOCAL_TIME = f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')"
+"""SQL condition for dates and times in ISO 8601 without an offset from UTC."""
+ZONED_TIME = f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z|[+-]\\d\\d(:?\\d\\d)?)')"
+"""SQL condition for times in ISO 8601 with an offset from UTC."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,8 @@ class Table(NamedTuple):
     `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
     on these columns are kept. If the source is a database, it sends only rows that meet the SQL
-    condition `there`, in which ``$schema`` stands for the table's schema.
+    condition `there`, in which ``$schema`` stands for the table's schema. If `null_words` is true,
+    the texts of `NO_VALUE` are read as NULL.
     """
 
     name: str
@@ -181,6 +189,7 @@ class Table(NamedTuple):
     optional: Sequence[str] = ()
     where: str = "true"
     there: str = "true"
+    null_words: bool = False
 
 
 def load_table(
@@ -204,8 +213,7 @@ def load_table(
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    wanted, kind = [*table.columns, *table.optional], _kind(place)
-    known = {name.lower() for name in wanted}
+    kind, known = _kind(place), {name.lower() for name in (*table.columns, *table.optional)}
     try:
         if isinstance(place, Path) and kind == "CSV":
             source, found = _csv(place, dialect)
@@ -214,7 +222,7 @@ def load_table(
         check_columns(place, table.columns, found, kind, hint(found))
         query = (
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
-            f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {table.where}"
+            f"FROM (SELECT {_fields(found, table)} FROM {source}) WHERE {table.where}"
         )
         if isinstance(place, Path) and kind == "CSV":
             _run_csv(connection, query, place, dialect)
@@ -361,9 +369,11 @@ def list_of(column: str) -> str:
     return re.sub(r"_\d+$", "[]", column)
 
 
-def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
-    """Return SQL for the wanted columns. `found` maps each existing column to its SQL."""
-    texts = {name.lower(): f"nullif(trim(nfc_normalize({sql})), '')" for name, sql in found.items()}
+def _fields(found: Mapping[str, str], table: Table) -> str:
+    """Return SQL for a table's columns. `found` maps each existing column to its SQL."""
+    blank = "{0} = ''" + f" OR {NO_VALUE}" * table.null_words
+    trimmed = {name.lower(): f"trim(nfc_normalize({sql}))" for name, sql in found.items()}
+    texts = {name: f"if({blank.format(sql)}, NULL, {sql})" for name, sql in trimmed.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
         lists.setdefault(list_of(name), []).append(sql)
@@ -371,7 +381,7 @@ def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
               if name.endswith("[]")}  # fmt: skip
     return ", ".join(
         f"{texts.get(name.lower(), 'NULL::VARCHAR')} AS {quoted(name.removesuffix('[]'))}"
-        for name in wanted
+        for name in (*table.columns, *table.optional)
     )
 
 

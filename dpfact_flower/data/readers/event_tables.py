@@ -24,6 +24,9 @@ from dpfact_flower.data.clinical_events import Options, add_events, count, readi
 from dpfact_flower.data.cooccurrence import COLUMNS, Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
+    LOCAL_TIME,
+    NO_VALUE,
+    ZONED_TIME,
     Dialect,
     Rows,
     Table,
@@ -47,15 +50,8 @@ SITE = "site"
 """Name of the site column in the table of sites."""
 Place = Path | Rows
 
-# Texts that programs write for missing values, and characters that cannot be printed.
-_NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
-_NO_TEXT = f"({{0}} IS NULL OR {_NO_VALUE} OR {_UNPRINTABLE})"
-_CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
-_TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
-_OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# For times of these lengths, DuckDB's cast is a sufficient check.
-_USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
+_NO_TEXT = f"({{0}} IS NULL OR {NO_VALUE} OR {_UNPRINTABLE})"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
@@ -302,7 +298,7 @@ def _load_rows(
     rules = [  # column, SQL for wrong values, and the requirement
         ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
-        ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
+        ("encounter", f"length(encounter) < 5 AND {NO_VALUE.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
         ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
     ]  # fmt: skip
@@ -396,14 +392,11 @@ def _minutes(time: str, time_format: str) -> str:
         minutes = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
     else:
         point = f"replace({time}, ',', '.')"
-        usual, other, zoned = (
-            _whole_minutes(f"try_cast({text} AS {kind})")
-            for text, kind in ((time, "TIMESTAMP"), (point, "TIMESTAMP"), (point, "TIMESTAMPTZ"))
+        local, zoned = (
+            _whole_minutes(f"try_cast({point} AS {kind})") for kind in ("TIMESTAMP", "TIMESTAMPTZ")
         )
-        minutes = f"""CASE WHEN {_USUAL.format(time)} THEN {usual}
-                           WHEN regexp_full_match({time}, '{_TIME}') THEN {other}
-                           WHEN regexp_full_match({time}, '{_OFFSET}') THEN {zoned} + {_ZONED}
-                      END"""
+        minutes = f"""CASE WHEN {LOCAL_TIME.format(time)} THEN {local}
+                           WHEN {ZONED_TIME.format(time)} THEN {zoned} + {_ZONED} END"""
     return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minutes}, {_MISTIMED}) END"
 
 

@@ -5,14 +5,15 @@ runs the statements after the head in order. Each statement ends with a semicolo
 line. A line above a statement may say what the statement is for:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
-  ``FILE``, and types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and
-  a column with ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps
-  only rows that meet a condition, in which all columns are text. ``-- @there SQL`` is a condition
-  that a database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that
-  stays empty if the source lacks the file. A column ``code`` of type ``VARCHAR[]`` combines the
-  source's columns ``code_1``, ``code_2``, ... into a list of distinct values without blanks. A star
-  in ``FILE`` stands for any text. The rows of all matching tables are then combined, and a further
-  column, ``part``, contains the text that matched the star.
+  ``FILE``, and types are checked. Words such as ``NULL`` are blanks. ``NOT NULL`` refuses blanks,
+  ``UNIQUE`` refuses repetitions, and a column with ``DEFAULT NULL`` may be missing. Further lines
+  may follow: ``-- @where SQL`` keeps only rows that meet a condition, in which all columns are
+  text. ``-- @there SQL`` is a condition that a database applies before it sends rows. ``--
+  @optional CONSEQUENCE`` marks a table that stays empty if the source lacks the file. A column
+  ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``, ``code_2``, ... into a
+  list of distinct values without blanks. A star in ``FILE`` stands for any text. The rows of all
+  matching tables are then combined, and a further column, ``part``, contains the text that matched
+  the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for places (such as tables) and row counts, to be reported as WHAT.
@@ -48,7 +49,15 @@ from dpfact_flower.data.code_names import SYSTEMS, names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.sources import Source, open_source
-from dpfact_flower.data.tables import Table, count_rows, literal, quoted, refuse_rows
+from dpfact_flower.data.tables import (
+    LOCAL_TIME,
+    ZONED_TIME,
+    Table,
+    count_rows,
+    literal,
+    quoted,
+    refuse_rows,
+)
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.settings import check_name
 
@@ -70,17 +79,24 @@ _MINUTES = {
     "DATE": f"(time - DATE '1970-01-01') * {MINUTES_A_DAY}",
     "TIMESTAMP": "epoch_us(date_trunc('minute', time)) // 60000000",
 }
-_DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
-    if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
+_DATE = """CASE
+    WHEN regexp_full_match({0}, '\\d{{4}}-\\d\\d-\\d\\d([ T].*)?')
+    THEN try_cast(left({0}, 10) AS DATE)
+    WHEN regexp_full_match({0}, '\\d{{8}}') THEN try_strptime({0}, '%Y%m%d')::DATE END"""
 """SQL that parses a date, with or without hyphens (2024-05-31 or 20240531)."""
+_TIME = f"""CASE
+    WHEN {LOCAL_TIME} THEN try_cast(replace({{0}}, ',', '.') AS TIMESTAMP)
+    WHEN {ZONED_TIME} THEN
+        make_timestamp(epoch_us(try_cast(replace({{0}}, ',', '.') AS TIMESTAMPTZ))) END"""
+"""SQL that parses a time. A time with an offset from UTC is converted to UTC."""
 
 _FORMS = {
     # A cast alone would round 1.5.
     "BIGINT": ("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"),
     "BOOLEAN": ("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
+    # Casts alone would take 31-05-24 for the year 31, and drop offsets from UTC, AM and PM.
     "DATE": (f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date like 2024-05-31", _DATE),
-    "TIMESTAMP": ("try_cast({0} AS TIMESTAMP) IS NULL AND {0} IS NOT NULL", "a time",
-                  "{0}::TIMESTAMP"),
+    "TIMESTAMP": (f"{{0}} IS NOT NULL AND {_TIME} IS NULL", "a time like 2024-05-31 14:05", _TIME),
     "VARCHAR": ("false", "a text", "{0}"),
     "VARCHAR[]": ("false", "a text", "{0}"),
 }  # fmt: skip
@@ -342,13 +358,16 @@ class _Work:
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
         needed = [column for column in asked.values() if column not in optional]
         where = self._filled(more.get("where", "true"))
-        wanted = Table(name, needed, optional, where, more.get("there", "true"))
+        wanted = Table(name, needed, optional, where, more.get("there", "true"), null_words=True)
         place = source.fetch(into, wanted)
         for column, kind, null, key, *_ in columns:
             wrong, right, as_typed = _FORMS[kind]
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
+            if kind == "TIMESTAMP" and count_rows(connection, into, LOCAL_TIME.format(column)):
+                right = "with an offset from UTC in every row or in none"
+                refuse_rows(connection, into, ZONED_TIME.format(column), place, column, right)
             if key:
                 twice = f"(SELECT {column} FROM {into} GROUP BY ALL HAVING count(*) > 1)"
                 refuse_rows(connection, into, f"{column} IN {twice}", place, column, "unique")

@@ -30,7 +30,7 @@ DIAGNOSES = (
     "patient,time,encounter,code\n"
     "1,2024-01-31T08:00:00,a,41401\n"
     "1,2024-01-31 08:01,z,4019\n"
-    "2,2024-04-20 12:30:00Z,b,4019\n"
+    "2,2024-04-20 12:30:00,b,4019\n"
     "2,,b,0040\n"
 )
 SITES = "patient,site\n1,north\n2,south east\n2,south east\n3,north\n"
@@ -162,6 +162,13 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
     ("old", "new", "message"),
     [
         ("2024-01-31 08:01", "infinity", "column time must be a date or time like .*; 1 row"),
+        ("01-31 08:01", "01-31 08:01 PM", "column time must be a date or time like .*; 1 row"),
+        ("01-31 08:01", "01-31 08:01+02", "column time must have an offset from UTC in ev.*; 1 of"),
+        (
+            "01-31 08:01",
+            "01-31 08:01Z",
+            "column time must have an offset from UTC in every.*; 1 of",
+        ),
         ("z,4019", 'z,"40\t19"', "column code must be printable text other than NaN.*; 1 row"),
         ("2,,b,0040", ",,b,0040", "column patient must be printable text.*; 1 row"),
         ("z,4019", "None,4019", "column encounter must be text other than NaN.*; 1 row"),
@@ -311,9 +318,10 @@ def test_codes_in_both_forms_of_unicode_are_one(tables, write):
 
 def test_offsets_become_utc(tables, write):
     """The first event is at 08:00, so the window ends 30 days later at 08:00 UTC."""
-    rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02:00,out\n"
+    rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02,out\n1,2024-01-31 08:00Z,in2\n"
     cells = cells_with(tables, write("d.csv", "patient,time,code\n" + rows))
     assert ("north", "1", "3605", "in") in cells
+    assert ("north", "1", "3605", "in2") in cells
     assert ("north", "1", "3605", "out") not in cells
 
 

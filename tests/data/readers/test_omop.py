@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import sqlite3
@@ -75,8 +76,9 @@ def fill(execute, tables=TABLES):
 
 @pytest.fixture
 def cdm(tmp_path):
-    """A folder of CSV files, with names in upper case, as in many exports."""
+    """A folder of CSV files, with names in upper case and NULL, as in many exports."""
     for table, (header, rows) in TABLES.items():
+        rows = (re.sub(r"(?<=,)(?=,|$)", "NULL", row) for row in rows)  # noqa: PLW2901
         (tmp_path / f"{table.upper()}.csv").write_text("\n".join([header, *rows, ""]))
     return tmp_path
 
