@@ -133,7 +133,7 @@ class Script:
     - `modes`: for each feature mode, the number of codes to keep (0: all). Modes are in tensor
       order. If an option has the same name as a mode, the mode exists only if the option is true.
     - `window`: how events are paired: ``days`` (within a number of days, or in one encounter if the
-      number is 0), ``days alone``, ``days in encounter`` (both conditions) or ``encounter``.
+      number is 0), ``days in encounter`` (both conditions) or ``encounter``.
     - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
       with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.
@@ -143,7 +143,7 @@ class Script:
     help: str
     statements: tuple[Statement, ...]
     modes: Mapping[str, int] = field(default_factory=dict)
-    window: Literal["days", "days alone", "days in encounter", "encounter"] = "days"
+    window: Literal["days", "days in encounter", "encounter"] = "days"
     min_patients: int = 1
     row_unit: str = "patient"
     source: Literal["tables", "lines"] = "tables"
@@ -394,7 +394,10 @@ class _Work:
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
-            what = "tables without both dates: no label readmitted"
+            lacking = (
+                "both dates" if count_rows(self.connection, f"({stays})") else "hospital stays"
+            )
+            what = f"tables without {lacking}: no label readmitted"
             count(self.connection, "stays", what, 1)
             return
         again = f"""SELECT patient FROM (
