@@ -36,7 +36,8 @@ _TEXT_OR_WHOLE = re.compile(  # names of DuckDB types; a code is never a fractio
 MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need additional memory."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
-NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
+NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(null)', '\n', '#n/a',
+    '#ref!', '#value!', '#num!', '#name?', '#div/0!')"""
 """SQL condition for texts that programs write for missing values."""
 _DAY, _CLOCK = r"\d\d\d\d-\d\d-\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
 LOCAL_TIME = f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')"
@@ -94,8 +95,7 @@ class Rows(NamedTuple):
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
-        own = [f"* REPLACE ({literal(site + '/')} || patient AS patient), {literal(site)} AS site"
-               for site in self.sites] or ["*"] * len(self.frames)  # fmt: skip
+        own = [f"*, {literal(site)} AS site" for site in self.sites] or ["*"] * len(self.frames)
         below = " UNION ALL BY NAME ".join(
             f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
         )
@@ -328,15 +328,6 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     return header, delimiter, skip
 
 
-def line_of_header(path: Path, dialect: Dialect) -> int:
-    """Return the number of the first line below the header that repeats the header, or 0."""
-    if _kind(path) != "CSV":
-        return 0
-    with _open(path, "rt", dialect.encoding, errors="replace") as file:
-        header = file.readline().strip("\ufeff \n")
-        return next((n for n, line in enumerate(file, start=2) if line.strip() == header), 0)
-
-
 def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise DataError(f"{place}: two columns have the same name; rename one of them")
@@ -460,7 +451,11 @@ def _typed(
         column = quoted(name)
         if kind == "TIMESTAMP WITH TIME ZONE":  # otherwise shown in this machine's time zone
             column = f"make_timestamp(epoch_us({column}))"
-        found[name.strip()] = f"{column}::VARCHAR"
+        text = f"{column}::VARCHAR"
+        if lower == "patient" and isinstance(place, Rows) and place.sites:
+            text = f"trim({text})"  # blanks and NaN stay as they are, to be refused
+            text = f"if({text} = '' OR {NO_VALUE.format(text)}, {text}, site || '/' || {text})"
+        found[name.strip()] = text
     return source, found
 
 

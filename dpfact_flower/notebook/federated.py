@@ -61,7 +61,7 @@ def federate(
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
-        See `as_cohort`.
+        See `as_cohort`. Sites that have code lists must have these lists.
     out : path, optional
         Folder for the run's files. If omitted, only `Run.save` writes the run to a folder.
     state_dir : path, optional
@@ -98,12 +98,25 @@ def federate(
     given = {**(config or {}), **{key.replace("_", "-"): value for key, value in settings.items()}}
     if (sites is None) == (config is None):
         raise SettingsError("federate: give either sites or a run config with data")
+    for_sites = {
+        "vocabularies": vocabularies is not None, "window_days": window_days != 30,
+        "max_epsilon": max_epsilon > 0, "measure": not measure,
+    }  # fmt: skip
+    if config is not None and any(for_sites.values()):
+        named = ", ".join(name for name, is_given in for_sites.items() if is_given)
+        raise SettingsError(f"{named}: cannot be combined with a run config; give sites instead")
     with flower_quiet(not verbose):
         if sites is None:
             places = {"out": out, "state-dir": state_dir}
             given |= {key: str(place) for key, place in places.items() if place is not None}
             return Run.read(runtime.federate(given))
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
+        digests = [v.digest for v in cohort.vocabularies]
+        if vocabularies is not None and [v.digest for v in vocabularies] != digests:
+            raise SettingsError(
+                "vocabularies: differ from the sites' own code lists; read the sites' data with "
+                "these lists, or make each SiteData with them"
+            )
         if not any(site.tensor.nnz for site in cohort.sites):
             raise DataError("sites: none has a value above 0, so there is nothing to learn from")
         with private_scratch() as folder:
@@ -212,7 +225,16 @@ def holds_sites(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return the row names of a pandas frame, or None for any other object."""
+    """Return the row names of a pandas frame, or None for any other frame.
+
+    Refuse a frame with a column that cannot be a code. The model would learn patients' identifiers.
+    """
+    odd = {name.strip().lower() for name in columns_of(given)} & {"patient", "site", "time"}
+    if odd:
+        raise DataError(
+            f"sites: in a frame with a row per patient, all columns are codes, not {min(odd)}; "
+            "delete this column, or make it the index (in pandas, set_index)"
+        )
     return tuple(map(str, given.index)) if hasattr(given, "index") else None
 
 
@@ -252,7 +274,7 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             "each site, all with the same vocabularies"
         )
     if codes := columns_of(given):  # a frame with a row per patient
-        lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
+        rows, lists = rows_of(given), vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
         if hasattr(given, "fetchnumpy"):  # DuckDB
             cells = np.column_stack([*given.fetchnumpy().values()])
         else:  # pandas, polars or Arrow
@@ -263,7 +285,7 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             raise DataError(
                 f"site {name}: {error}. If the rows are events, read them with read_events"
             ) from None
-        return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
+        return SiteData(name, tensor, tuple(lists), patients=rows)
     tensor = as_tensor(given)
     return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
 
@@ -367,6 +389,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         }  # fmt: skip
         self.run_: Run = federate(
             sites=self._cohort(X, reset=True),
+            vocabularies=self.vocabularies,
             measure=False,
             state_dir=self.state_dir,
             max_epsilon=self.max_epsilon,
@@ -458,8 +481,5 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         check_non_negative(checked, f"{type(self).__name__}.fit")
         names = getattr(self, "feature_names_in_", None)
         known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
-        tensor = as_tensor(checked)
-        return SiteData(
-            "site-1", tensor, tuple(lists or known or numbered(tensor.feature_shape)),
-            patients=rows if rows and len(set(rows)) == len(rows) else None,
-        )  # fmt: skip
+        site = _site("site-1", checked, lists or known)
+        return replace(site, patients=rows if rows and len(set(rows)) == len(rows) else None)

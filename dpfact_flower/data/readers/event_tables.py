@@ -32,7 +32,6 @@ from dpfact_flower.data.tables import (
     Table,
     count_each,
     count_rows,
-    line_of_header,
     literal,
     load_table,
     quoted,
@@ -51,7 +50,9 @@ SITE = "site"
 Place = Path | Rows
 
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
-_NO_TEXT = f"({{0}} IS NULL OR {NO_VALUE} OR {_UNPRINTABLE})"
+# R writes NA for a missing value, but NA may also be the code of sodium.
+_NO_ID = f"({NO_VALUE} OR lower({{0}}) = 'na')"
+_NO_TEXT = f"({{0}} IS NULL OR {_NO_ID} OR {_UNPRINTABLE})"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
@@ -73,11 +74,14 @@ _NUMBER = re.compile(r"\d\D?\d\D?\d")
 """Three digits, as in a year. A first line with three digits may be a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
+    "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
 """SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
+_ODD_PEOPLE = """(FROM people QUALIFY count(*) OVER (
+    PARTITION BY ltrim(regexp_replace(lower(patient), '[.,]0+$', ''), '0')) > 1)"""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -135,6 +139,8 @@ class EventTable:
                 "time format: need a year, a month and a day, as in %d.%m.%Y %H:%M; "
                 f"got {self.time_format!r}"
             )
+        if "I" in letters and "p" not in letters:
+            raise SettingsError(f"time format: %I needs %p (AM or PM), got {self.time_format!r}")
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,8 @@ def read(
             _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
         _count_twins(connection, sources)
+        what = "identifiers that differ from another only in leading zeros, a final .0 or case"
+        count(connection, "patients", what, count_rows(connection, _ODD_PEOPLE), warn=True)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
@@ -239,7 +247,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     for place in source.files:
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
-        for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
+        codes = f"(FROM codes WHERE mode = '{mode}' AND lower(code) <> 'na')"
+        for what, texts in (("patient", "people"), ("code", codes)):
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # `texts` has no repetitions
                 bad, name = _NO_TEXT.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
@@ -289,7 +298,7 @@ def _load_rows(
         dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
     columns = {what: names[what] for what in ("patient", "code")}
-    _refuse_header(connection, "loaded", place, columns, source.dialect)
+    _refuse_header(connection, "loaded", place, columns)
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
     if source.time_format:
@@ -298,7 +307,7 @@ def _load_rows(
     rules = [  # column, SQL for wrong values, and the requirement
         ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
-        ("encounter", f"length(encounter) < 5 AND {NO_VALUE.format('encounter')}",
+        ("encounter", f"length(encounter) < 8 AND {_NO_ID.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
         ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
     ]  # fmt: skip
@@ -334,10 +343,12 @@ def _hint(
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
-    for what in ("patient", "code", "time", "encounter"):
-        free = written.keys() - taken.values()
-        if what not in taken and (name := _likely(what, mode, free, written)):
-            taken[what] = name
+    similar_first = sorted(written, key=lambda name: mode[:3].lower() not in name)
+    for what, parts in _LIKELY.items():
+        free = [n for n in similar_first if n not in taken.values() and _LIKE_A_NAME.fullmatch(n)]
+        fits = [name for part in parts for name in free if re.search(part, name)]
+        if fits and what not in taken:
+            taken[what] = fits[0]
     placed = taken.keys() & {"time", "encounter"}
     complete = placed and taken.keys() >= {"patient", "code"}
     if not certain and (not complete or any(map(_NUMBER.search, found))):
@@ -358,31 +369,17 @@ def _hint(
     return " and ".join(options[not other :])
 
 
-def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column for the role `what`, preferably with a name similar to the mode's."""
-    names = sorted(found, key=lambda name: mode[:3].lower() not in name)
-    fits = (name for part in _LIKELY[what] for name in names
-            if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
-    return next(fits, "")
-
-
 def _refuse_header(
-    connection: Connection,
-    table: str,
-    place: Place,
-    columns: Mapping[str, str],
-    dialect: Dialect,
+    connection: Connection, table: str, place: Place, columns: Mapping[str, str]
 ) -> None:
     """Refuse rows that repeat the header. `columns` maps columns to their names in the file."""
     header = " AND ".join(
         f"lower({column}) = {literal(name.lower())}" for column, name in columns.items()
     )
     if repeated := count_rows(connection, table, header):
-        line = isinstance(place, Path) and line_of_header(place, dialect)
-        first = f"the first is line {line}; " if line else ""
         raise DataError(
-            f"{place}: {repeated} row(s) repeat the names of the columns; {first}delete these "
-            "lines if several files were joined into one"
+            f"{place}: {repeated} row(s) repeat the names of the columns; delete these rows if "
+            "several files were joined into one"
         )
 
 
@@ -482,7 +479,7 @@ def _load_facts(
         select=f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value",
         dialect=dialect, hint=lambda _: example.format(place),
     )  # fmt: skip
-    _refuse_header(connection, "facts", place, {"patient": patient, "value": column}, dialect)
+    _refuse_header(connection, "facts", place, {"patient": patient, "value": column})
     text = _text(place, patient)
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, text)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient

@@ -49,7 +49,7 @@ def read_events(
         tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
     elif mode_column.lower() in _columns(events):
         parts = [events]
-        tables = _by_mode(Rows("events", parts), mode_column)
+        tables = _by_mode(Rows("events", parts), mode_column, options)
     elif MODE in given:
         raise DataError(f"events: no column {mode_column}; there are {columns_of(events)}")
     else:
@@ -91,7 +91,7 @@ def read_sites(
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
     homes = event_tables.LabelTable(rows._replace(name="sites"))
-    modes = _by_mode(rows, MODE)
+    modes = _by_mode(rows, MODE, options)
     cohort = event_tables.read(modes, name, window_days=window_days, sites=homes, **options)
     sites = (
         replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
@@ -104,8 +104,9 @@ def _columns(frame: Any) -> set[str]:
     return {name.strip().lower() for name in columns_of(frame)}
 
 
-def _by_mode(events: Rows, column: str) -> dict[str, Rows]:
-    """Return each mode's rows. Modes are in order of first appearance."""
+def _by_mode(events: Rows, column: str, options: Options) -> dict[str, Rows]:
+    """Return each mode's rows. Modes are in the vocabularies' order or in order of appearance."""
+    listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     text = f"{quoted(column)}::VARCHAR"
     with connect() as connection:
         found = connection.execute(
@@ -118,6 +119,8 @@ def _by_mode(events: Rows, column: str) -> dict[str, Rows]:
         if mode is None:
             raise DataError(f"events: column {column} must not be blank; {rows} row(s) are")
         check_name("mode", mode)
+    modes = [mode for mode, _ in found]
     return {
-        mode: events._replace(name=mode, where=f"{text} = {literal(mode)}") for mode, _ in found
+        mode: events._replace(name=mode, where=f"{text} = {literal(mode)}")
+        for mode in sorted(modes, key=[*listed, *modes].index)
     }
