@@ -40,10 +40,11 @@ NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(nul
     '#ref!', '#value!', '#num!', '#name?', '#div/0!')"""
 """SQL condition for texts that programs write for missing values."""
 _DAY, _CLOCK = r"\d\d\d\d-\d\d-\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
-LOCAL_TIME = f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')"
-"""SQL condition for dates and times in ISO 8601 without an offset from UTC."""
-ZONED_TIME = f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z|[+-]\\d\\d(:?\\d\\d)?)')"
-"""SQL condition for times in ISO 8601 with an offset from UTC."""
+ISO_TIMES = {
+    "TIMESTAMP": f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')",
+    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z|[+-]\\d\\d(:?\\d\\d)?)')",
+}
+"""SQL conditions for times in ISO 8601 without and with an offset from UTC."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class Dialect:
         if len(self.delimiter) > 1 or self.delimiter in set("\"'\n\r"):
             raise SettingsError(f"delimiter: need one character, got {self.delimiter!r}")
         if self.encoding not in ("utf-8", "latin-1", "utf-16"):
-            allowed = "must be one of utf-8, latin-1, utf-16"
-            raise SettingsError(f"encoding: {allowed}; got {self.encoding!r}")
+            raise SettingsError(
+                f"encoding: must be utf-8, latin-1 or utf-16; got {self.encoding!r}"
+            )
 
 
 _PLAIN = Dialect()

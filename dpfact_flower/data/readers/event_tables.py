@@ -24,9 +24,8 @@ from dpfact_flower.data.clinical_events import Options, add_events, count, readi
 from dpfact_flower.data.cooccurrence import COLUMNS, Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
-    LOCAL_TIME,
+    ISO_TIMES,
     NO_VALUE,
-    ZONED_TIME,
     Dialect,
     Rows,
     Table,
@@ -53,8 +52,6 @@ _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 # R writes NA for a missing value, but NA may also be the code of sodium.
 _NO_ID = f"({NO_VALUE} OR lower({{0}}) = 'na')"
 _NO_TEXT = f"({{0}} IS NULL OR {_NO_ID} OR {_UNPRINTABLE})"
-_YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """The number added to minutes if a time has a UTC offset, and the value of an invalid time."""
@@ -297,8 +294,7 @@ def _load_rows(
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
         dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
-    columns = {what: names[what] for what in ("patient", "code")}
-    _refuse_header(connection, "loaded", place, columns)
+    _refuse_header(connection, "loaded", place, {w: names[w] for w in ("patient", "code")})
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
     if source.time_format:
@@ -309,7 +305,7 @@ def _load_rows(
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
         ("encounter", f"length(encounter) < 8 AND {_NO_ID.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
-        ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
+        ("time", f"time = {_MISTIMED}", f"be {form}, or blank"),
     ]  # fmt: skip
     zoned = f"time > {_ZONED // 2}"
     asked = ["true", zoned, window.unplaced, "time IS NOT NULL", *(wrong for _, wrong, _ in rules)]
@@ -385,20 +381,17 @@ def _refuse_header(
 
 def _minutes(time: str, time_format: str) -> str:
     """Return SQL for whole minutes since 1970, marked as `_ZONED` and `_MISTIMED` explain."""
+    whole = "floor(epoch_us({}) / 60000000)::BIGINT"
     if time_format:
-        minutes = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
+        minutes = whole.format(f"try_strptime({time}, {literal(time_format)})")
     else:
-        point = f"replace({time}, ',', '.')"
         local, zoned = (
-            _whole_minutes(f"try_cast({point} AS {kind})") for kind in ("TIMESTAMP", "TIMESTAMPTZ")
+            f"WHEN {form.format(time)} THEN "
+            + whole.format(f"try_cast(replace({time}, ',', '.') AS {kind})")
+            for kind, form in ISO_TIMES.items()
         )
-        minutes = f"""CASE WHEN {LOCAL_TIME.format(time)} THEN {local}
-                           WHEN {ZONED_TIME.format(time)} THEN {zoned} + {_ZONED} END"""
+        minutes = f"CASE {local} {zoned} + {_ZONED} END"
     return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minutes}, {_MISTIMED}) END"
-
-
-def _whole_minutes(time: str) -> str:
-    return f"(epoch_us({time}) + {60_000_000 * _YEAR_1}) // 60000000 - {_YEAR_1}"
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:

@@ -44,22 +44,19 @@ def read_events(
     own = dict(columns or {})
     given = {column: own.pop(column) for column in (MODE, SITE) if column in own}
     mode_column, site_column = given.get(MODE, MODE), given.get(SITE, SITE)
+    parts = list(events.values()) if isinstance(events, Mapping) else [events]
+    if missing := {n for frame in parts for n in given.values() if n not in columns_of(frame)}:
+        raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
     if isinstance(events, Mapping):
-        parts = list(events.values())
         tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
     elif mode_column.lower() in _columns(events):
-        parts = [events]
         tables = _by_mode(Rows("events", parts), mode_column, options)
-    elif MODE in given:
-        raise DataError(f"events: no column {mode_column}; there are {columns_of(events)}")
     else:
         raise DataError(
             "events: need a DataFrame with a column mode (or columns={'mode': its name}), or a "
             f'frame for each feature mode, as {{"diagnoses": frame, ...}}; got '
             f"{type(events).__name__} with the columns {columns_of(events)}"
         )
-    if missing := {n for frame in parts for n in given.values() if n not in columns_of(frame)}:
-        raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
     having = [site_column.lower() in _columns(frame) for frame in parts]
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in all modes' frames, or in none")

@@ -8,12 +8,11 @@ line. A line above a statement may say what the statement is for:
   ``FILE``, and types are checked. Words such as ``NULL`` are blanks. ``NOT NULL`` refuses blanks,
   ``UNIQUE`` refuses repetitions, and a column with ``DEFAULT NULL`` may be missing. Further lines
   may follow: ``-- @where SQL`` keeps only rows that meet a condition, in which all columns are
-  text. ``-- @there SQL`` is a condition that a database applies before it sends rows. ``--
-  @optional CONSEQUENCE`` marks a table that stays empty if the source lacks the file. A column
+  text. ``-- @there SQL`` is a condition that a database applies before it sends rows.
+  ``-- @optional CONSEQUENCE`` marks a table that stays empty if the source lacks the file. A column
   ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``, ``code_2``, ... into a
-  list of distinct values without blanks. A star in ``FILE`` stands for any text. The rows of all
-  matching tables are then combined, and a further column, ``part``, contains the text that matched
-  the star.
+  list of distinct values without blanks. A star in ``FILE`` stands for any text. All matching
+  tables' rows are then combined. The column ``part`` contains the text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for places (such as tables) and row counts, to be reported as WHAT.
@@ -49,15 +48,7 @@ from dpfact_flower.data.code_names import SYSTEMS, names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.sources import Source, open_source
-from dpfact_flower.data.tables import (
-    LOCAL_TIME,
-    ZONED_TIME,
-    Table,
-    count_rows,
-    literal,
-    quoted,
-    refuse_rows,
-)
+from dpfact_flower.data.tables import ISO_TIMES, Table, count_rows, literal, quoted, refuse_rows
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.settings import check_name
 
@@ -84,10 +75,11 @@ _DATE = """CASE
     THEN try_cast(left({0}, 10) AS DATE)
     WHEN regexp_full_match({0}, '\\d{{8}}') THEN try_strptime({0}, '%Y%m%d')::DATE END"""
 """SQL that parses a date, with or without hyphens (2024-05-31 or 20240531)."""
-_TIME = f"""CASE
-    WHEN {LOCAL_TIME} THEN try_cast(replace({{0}}, ',', '.') AS TIMESTAMP)
-    WHEN {ZONED_TIME} THEN
-        make_timestamp(epoch_us(try_cast(replace({{0}}, ',', '.') AS TIMESTAMPTZ))) END"""
+_TIME = " ".join(
+    f"WHEN {form} THEN make_timestamp(epoch_us(try_cast(replace({{0}}, ',', '.') AS {kind})))"
+    for kind, form in ISO_TIMES.items()
+)
+_TIME = f"CASE {_TIME} END"
 """SQL that parses a time. A time with an offset from UTC is converted to UTC."""
 
 _FORMS = {
@@ -249,9 +241,8 @@ def read(
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
             work.run(opened)
         days = None if script.window == "encounter" else window_days
-        in_encounter = days is None if script.window == "days" else "encounter" in script.window
-        window, labels = Window(days, in_encounter), tuple(work.labels)
-        return build_cohort(connection, name, modes, window, options, labels, script.row_unit)
+        window = Window(days, days is None or script.window == "days in encounter")
+        return build_cohort(connection, name, modes, window, options, work.labels, script.row_unit)
 
 
 @dataclass
@@ -362,12 +353,15 @@ class _Work:
         place = source.fetch(into, wanted)
         for column, kind, null, key, *_ in columns:
             wrong, right, as_typed = _FORMS[kind]
+            if kind == "VARCHAR" and column.endswith("id"):  # pandas writes 17.0 beside blanks
+                wrong, right = "ends_with({0}, '.0')", "an identifier without a final .0"
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
-            if kind == "TIMESTAMP" and count_rows(connection, into, LOCAL_TIME.format(column)):
+            local, zoned = (form.format(column) for form in ISO_TIMES.values())
+            if kind == "TIMESTAMP" and count_rows(connection, into, local):
                 right = "with an offset from UTC in every row or in none"
-                refuse_rows(connection, into, ZONED_TIME.format(column), place, column, right)
+                refuse_rows(connection, into, zoned, place, column, right)
             if key:
                 twice = f"(SELECT {column} FROM {into} GROUP BY ALL HAVING count(*) > 1)"
                 refuse_rows(connection, into, f"{column} IN {twice}", place, column, "unique")
@@ -394,10 +388,7 @@ class _Work:
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
-            lacking = (
-                "both dates" if count_rows(self.connection, f"({stays})") else "hospital stays"
-            )
-            what = f"tables without {lacking}: no label readmitted"
+            what = "tables without a hospital stay that has both dates: no label readmitted"
             count(self.connection, "stays", what, 1)
             return
         again = f"""SELECT patient FROM (

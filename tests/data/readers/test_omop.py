@@ -216,6 +216,7 @@ def test_without_psycopg_the_error_says_what_to_install(monkeypatch):
     ("table", "old", "new", "says"),
     [
         ("CONDITION_OCCURRENCE", "2020-05-02", "secret", "condition_start_date must be a date"),
+        ("CONDITION_OCCURRENCE", "2,101", "2.0,101", "column person_id must be an .* without a fi"),
         ("PERSON", "person_id", "id", r"lacks the column\(s\) person_id"),
         ("VISIT_OCCURRENCE", None, None, "lacks the table visit_occurrence"),
     ],
@@ -254,4 +255,5 @@ def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
     visits.write_text(re.sub("9201|262", "9202", visits.read_text()))
     outside = read("omop", cdm, name="north")
     assert outside.labels == ()
-    assert ("stays", "tables without hospital stays: no label readmitted", 1) in outside.read_report
+    what = "tables without a hospital stay that has both dates: no label readmitted"
+    assert ("stays", what, 1) in outside.read_report

@@ -72,11 +72,9 @@ def test_a_script_of_ones_own(source, tmp_path):
         ("DATE", "2024-05-31 02:05 PM", "2024-05-31"),
         ("DATE", "20240531", "2024-05-31"),
         ("DATE", "31-05-24", None),
-        ("DATE", "2024-05-310", None),
         ("TIMESTAMP", "2024-05-31T14:05:00,5", "2024-05-31 14:05:00.5"),
         ("TIMESTAMP", "2024-05-31 14:05:00+02:00", "2024-05-31 12:05:00"),
         ("TIMESTAMP", "2024-05-31 02:05 PM", None),
-        ("TIMESTAMP", "2024-05-31 02:05 nonsense", None),
         ("TIMESTAMP", "infinity", None),
     ],
 )
