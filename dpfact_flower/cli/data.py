@@ -71,8 +71,7 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
         shared = {name: given.pop(name) for name in names}
         if "window" in given:
-            days = given.pop("window")
-            given["window_days"] = days if reader.window == "days alone" else days or None
+            given["window_days"] = given.pop("window") or None
         given |= {name: _option_value(name, option, given[name])
                   for name, option in reader.options.items()}  # fmt: skip
         modes = reader.chosen(given)
@@ -284,12 +283,14 @@ def data_show(folder: opt.Folder) -> None:
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
-    """Make and write a cohort, and show the sites. Refuse a folder that holds another cohort."""
+    """Make and write a cohort, and show the sites. Refuse to replace another cohort or site."""
     used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch:
         watch("reading", 0.0)
         cohort = make()
         watch("reading", 1.0)
+        for file in [f"{site.name}.npz" for site in cohort.sites]:
+            opt.refuse_overwrite(out, file, file, force=force)
         watch("writing", 0.0)
         out.mkdir(parents=True, exist_ok=True)
         if used:

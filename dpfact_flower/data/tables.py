@@ -36,6 +36,15 @@ _TEXT_OR_WHOLE = re.compile(  # names of DuckDB types; a code is never a fractio
 MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need additional memory."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
+NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(null)', '\n', '#n/a',
+    '#ref!', '#value!', '#num!', '#name?', '#div/0!')"""
+"""SQL condition for texts that programs write for missing values."""
+_DAY, _CLOCK = r"\d\d\d\d-\d\d-\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
+ISO_TIMES = {
+    "TIMESTAMP": f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')",
+    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z|[+-]\\d\\d(:?\\d\\d)?)')",
+}
+"""SQL conditions for times in ISO 8601 without and with an offset from UTC."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,9 @@ class Dialect:
         if len(self.delimiter) > 1 or self.delimiter in set("\"'\n\r"):
             raise SettingsError(f"delimiter: need one character, got {self.delimiter!r}")
         if self.encoding not in ("utf-8", "latin-1", "utf-16"):
-            allowed = "must be one of utf-8, latin-1, utf-16"
-            raise SettingsError(f"encoding: {allowed}; got {self.encoding!r}")
+            raise SettingsError(
+                f"encoding: must be utf-8, latin-1 or utf-16; got {self.encoding!r}"
+            )
 
 
 _PLAIN = Dialect()
@@ -87,8 +97,7 @@ class Rows(NamedTuple):
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
-        own = [f"* REPLACE ({literal(site + '/')} || patient AS patient), {literal(site)} AS site"
-               for site in self.sites] or ["*"] * len(self.frames)  # fmt: skip
+        own = [f"*, {literal(site)} AS site" for site in self.sites] or ["*"] * len(self.frames)
         below = " UNION ALL BY NAME ".join(
             f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
         )
@@ -173,7 +182,8 @@ class Table(NamedTuple):
     `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
     on these columns are kept. If the source is a database, it sends only rows that meet the SQL
-    condition `there`, in which ``$schema`` stands for the table's schema.
+    condition `there`, in which ``$schema`` stands for the table's schema. If `null_words` is true,
+    the texts of `NO_VALUE` are read as NULL.
     """
 
     name: str
@@ -181,6 +191,7 @@ class Table(NamedTuple):
     optional: Sequence[str] = ()
     where: str = "true"
     there: str = "true"
+    null_words: bool = False
 
 
 def load_table(
@@ -204,8 +215,7 @@ def load_table(
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    wanted, kind = [*table.columns, *table.optional], _kind(place)
-    known = {name.lower() for name in wanted}
+    kind, known = _kind(place), {name.lower() for name in (*table.columns, *table.optional)}
     try:
         if isinstance(place, Path) and kind == "CSV":
             source, found = _csv(place, dialect)
@@ -214,7 +224,7 @@ def load_table(
         check_columns(place, table.columns, found, kind, hint(found))
         query = (
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
-            f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {table.where}"
+            f"FROM (SELECT {_fields(found, table)} FROM {source}) WHERE {table.where}"
         )
         if isinstance(place, Path) and kind == "CSV":
             _run_csv(connection, query, place, dialect)
@@ -320,15 +330,6 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     return header, delimiter, skip
 
 
-def line_of_header(path: Path, dialect: Dialect) -> int:
-    """Return the number of the first line below the header that repeats the header, or 0."""
-    if _kind(path) != "CSV":
-        return 0
-    with _open(path, "rt", dialect.encoding, errors="replace") as file:
-        header = file.readline().strip("\ufeff \n")
-        return next((n for n, line in enumerate(file, start=2) if line.strip() == header), 0)
-
-
 def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise DataError(f"{place}: two columns have the same name; rename one of them")
@@ -361,9 +362,11 @@ def list_of(column: str) -> str:
     return re.sub(r"_\d+$", "[]", column)
 
 
-def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
-    """Return SQL for the wanted columns. `found` maps each existing column to its SQL."""
-    texts = {name.lower(): f"nullif(trim(nfc_normalize({sql})), '')" for name, sql in found.items()}
+def _fields(found: Mapping[str, str], table: Table) -> str:
+    """Return SQL for a table's columns. `found` maps each existing column to its SQL."""
+    blank = "{0} = ''" + f" OR {NO_VALUE}" * table.null_words
+    trimmed = {name.lower(): f"trim(nfc_normalize({sql}))" for name, sql in found.items()}
+    texts = {name: f"if({blank.format(sql)}, NULL, {sql})" for name, sql in trimmed.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
         lists.setdefault(list_of(name), []).append(sql)
@@ -371,7 +374,7 @@ def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
               if name.endswith("[]")}  # fmt: skip
     return ", ".join(
         f"{texts.get(name.lower(), 'NULL::VARCHAR')} AS {quoted(name.removesuffix('[]'))}"
-        for name in wanted
+        for name in (*table.columns, *table.optional)
     )
 
 
@@ -450,7 +453,11 @@ def _typed(
         column = quoted(name)
         if kind == "TIMESTAMP WITH TIME ZONE":  # otherwise shown in this machine's time zone
             column = f"make_timestamp(epoch_us({column}))"
-        found[name.strip()] = f"{column}::VARCHAR"
+        text = f"{column}::VARCHAR"
+        if lower == "patient" and isinstance(place, Rows) and place.sites:
+            text = f"trim({text})"  # blanks and NaN stay as they are, to be refused
+            text = f"if({text} = '' OR {NO_VALUE.format(text)}, {text}, site || '/' || {text})"
+        found[name.strip()] = text
     return source, found
 
 

@@ -20,7 +20,7 @@ from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.readers import frames
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.tables import columns_of
-from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.evaluation.model import GlobalModel, Memberships
 from dpfact_flower.evaluation.page import library
@@ -61,7 +61,7 @@ def federate(
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
-        See `as_cohort`.
+        See `as_cohort`. Sites that have code lists must have these lists.
     out : path, optional
         Folder for the run's files. If omitted, only `Run.save` writes the run to a folder.
     state_dir : path, optional
@@ -98,12 +98,16 @@ def federate(
     given = {**(config or {}), **{key.replace("_", "-"): value for key, value in settings.items()}}
     if (sites is None) == (config is None):
         raise SettingsError("federate: give either sites or a run config with data")
+    if config is not None and (vocabularies or window_days != 30 or max_epsilon or not measure):
+        raise SettingsError("vocabularies, window_days, max_epsilon, measure: need sites=")
     with flower_quiet(not verbose):
         if sites is None:
             places = {"out": out, "state-dir": state_dir}
             given |= {key: str(place) for key, place in places.items() if place is not None}
             return Run.read(runtime.federate(given))
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
+        if vocabularies and joint_digest(vocabularies) != joint_digest(cohort.vocabularies):
+            raise SettingsError("vocabularies: differ from the sites' own; read their data again")
         if not any(site.tensor.nnz for site in cohort.sites):
             raise DataError("sites: none has a value above 0, so there is nothing to learn from")
         with private_scratch() as folder:
@@ -212,17 +216,12 @@ def holds_sites(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return the row names of a pandas frame, or None for any other object."""
+    """Return the row names of a frame with codes as columns, or None if it is not from pandas."""
+    if odd := {name.lower() for name in columns_of(given)} & {"patient", "site", "time"}:
+        raise DataError(
+            f"sites: all columns are codes, not {min(odd)}; in pandas, use set_index, or delete it"
+        )
     return tuple(map(str, given.index)) if hasattr(given, "index") else None
-
-
-def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
-    """Return vocabularies of numbered codes: ``x0``, ``x1`` and so on."""
-    modes = [f"mode-{mode}" for mode in range(1, len(sizes) + 1)] if len(sizes) > 1 else [ONE_MODE]
-    return tuple(
-        Vocabulary(mode, tuple(f"x{code}" for code in range(size)))
-        for mode, size in zip(modes, sizes, strict=True)
-    )
 
 
 def _named(given: Any) -> dict[str, Any]:
@@ -252,7 +251,10 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             "each site, all with the same vocabularies"
         )
     if codes := columns_of(given):  # a frame with a row per patient
-        lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
+        rows, own = rows_of(given), Vocabulary(ONE_MODE, tuple(codes))
+        lists = vocabularies or (own,)
+        if lists[0].codes != own.codes:
+            raise DataError(f"site {name}: columns must be the vocabulary's codes, in its order")
         if hasattr(given, "fetchnumpy"):  # DuckDB
             cells = np.column_stack([*given.fetchnumpy().values()])
         else:  # pandas, polars or Arrow
@@ -263,9 +265,14 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             raise DataError(
                 f"site {name}: {error}. If the rows are events, read them with read_events"
             ) from None
-        return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
+        return SiteData(name, tensor, tuple(lists), patients=rows)
     tensor = as_tensor(given)
-    return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
+    names = [ONE_MODE] if tensor.ndim == 2 else [f"mode-{n}" for n in range(1, tensor.ndim)]
+    numbered = [
+        Vocabulary(mode, tuple(f"x{code}" for code in range(size)))
+        for mode, size in zip(names, tensor.feature_shape, strict=True)
+    ]
+    return SiteData(name, tensor, tuple(vocabularies or numbered))
 
 
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
@@ -367,6 +374,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         }  # fmt: skip
         self.run_: Run = federate(
             sites=self._cohort(X, reset=True),
+            vocabularies=self.vocabularies,
             measure=False,
             state_dir=self.state_dir,
             max_epsilon=self.max_epsilon,
@@ -458,8 +466,5 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         check_non_negative(checked, f"{type(self).__name__}.fit")
         names = getattr(self, "feature_names_in_", None)
         known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
-        tensor = as_tensor(checked)
-        return SiteData(
-            "site-1", tensor, tuple(lists or known or numbered(tensor.feature_shape)),
-            patients=rows if rows and len(set(rows)) == len(rows) else None,
-        )  # fmt: skip
+        site = _site("site-1", checked, lists or known)
+        return replace(site, patients=rows if rows and len(set(rows)) == len(rows) else None)

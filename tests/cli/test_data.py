@@ -149,6 +149,9 @@ def test_a_used_folder_is_refused_and_replaced_by_force_alone(tables, tmp_path):
     with pytest.raises(SettingsError, match=r"holds a cohort already; .* --force"):
         data_events("--name", "north", *tables)
     assert {path.name for path in out.iterdir()} == before
+    (tmp_path / "north.npz").write_text("mine")
+    with pytest.raises(SettingsError, match=r"holds north\.npz already; .* --force"):
+        data_events("--name", "north", *tables[:-1], tmp_path)
     data_events("--name", "north", "--force", *tables)
     left = {path.name for path in out.iterdir()}
     assert left & {"north.npz", "notes.txt", "b.npz"} == {"north.npz", "notes.txt"}

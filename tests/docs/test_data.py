@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.site_data import Cohort
 from tests.commands import dpfact
 from tests.data.readers import test_mimic3
@@ -91,10 +90,3 @@ def test_the_wide_table_is_melted_into_a_row_per_code():
     ]  # fmt: skip
     assert site.patients == ("1", "2")  # the third has no procedure
     np.testing.assert_array_equal(site.tensor.indices, [[0, 1, 1], [1, 0, 0]])
-
-
-def test_the_figures_of_the_roll_up(ehr_data):
-    assert "581 diagnoses of MIMIC-III's demo to 275 categories, and 164 procedures to 41" in PAGE
-    groups = {"diagnoses": "icd3", "procedures": "first2"}
-    cohort = read("mimic3", ehr_data / "mimic3_demo", top=None, rolled_up=groups)
-    assert [len(v) for v in cohort.vocabularies] == [41, 275]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import pyttb
 
-from dpfact_flower import read_events
+from dpfact_flower import DPFactPhenotyper, read_events
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.notebook.federated import as_cohort
@@ -131,6 +131,26 @@ def test_frames_by_site_count_what_they_left_out():
     assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
 
 
+@pytest.mark.parametrize(
+    ("patients", "says"),
+    [
+        ([17.0, 17.0, 17.0, 18.0, 18.0], "column patient must hold text, whole .* holds DOUBLE"),
+        (["17", " 17", "17 ", "nan", ""], "column patient must be printable text"),
+        (["17", " 17", "17 ", "18", "18"], None),
+    ],
+)
+def test_identifiers_of_frames_by_site_are_checked_like_those_of_one_frame(patients, says):
+    frame = HERE.assign(patient=patients)
+    if says is None:
+        assert {s.name: s.patients for s in as_cohort({"a": frame, "b": frame}).sites} == {
+            "a": ("17", "18"), "b": ("17", "18")
+        }  # fmt: skip
+        return
+    for sites in (frame, {"a": frame, "b": frame}):
+        with pytest.raises(DataError, match=says):
+            as_cohort(sites)
+
+
 def test_deaths_come_along():
     died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
     assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]
@@ -194,6 +214,19 @@ def test_a_public_list_says_which_codes_count():
     cohort = as_cohort([HERE], vocabularies=lists, keep_empty=True)
     assert cohort.patients == ("ann", "bob")
     assert cohort.sites[0].tensor.nnz == 1
+    for given in (HERE[::-1], {"a": HERE[::-1], "b": HERE}):  # rows in any order
+        assert as_cohort(given, vocabularies=lists).vocabularies == cohort.vocabularies
+
+
+@pytest.mark.parametrize("fit", [as_cohort, DPFactPhenotyper(rank=2, privacy="none").fit])
+def test_a_column_of_identifiers_is_no_code(fit):
+    wide = pd.DataFrame({"Patient": [100_234, 100_235], "I21": [1, 0], "I50": [2, 1]})
+    with pytest.raises(DataError, match=r"all columns are codes, not patient; .*set_index"):
+        fit(wide)
+    fit(wide.set_index("Patient"))
+    swapped = [Vocabulary("codes", ("I50", "I21"))]
+    with pytest.raises(DataError, match="columns must be the vocabulary's codes, in its order"):
+        as_cohort(wide.set_index("Patient"), vocabularies=swapped)
 
 
 def test_tensors_are_sites_with_numbered_codes(cohort):

@@ -24,12 +24,13 @@ from dpfact_flower.data.clinical_events import Options, add_events, count, readi
 from dpfact_flower.data.cooccurrence import COLUMNS, Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
+    ISO_TIMES,
+    NO_VALUE,
     Dialect,
     Rows,
     Table,
     count_each,
     count_rows,
-    line_of_header,
     literal,
     load_table,
     quoted,
@@ -47,17 +48,10 @@ SITE = "site"
 """Name of the site column in the table of sites."""
 Place = Path | Rows
 
-# Texts that programs write for missing values, and characters that cannot be printed.
-_NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
-_NO_TEXT = f"({{0}} IS NULL OR {_NO_VALUE} OR {_UNPRINTABLE})"
-_CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
-_TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
-_OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# For times of these lengths, DuckDB's cast is a sufficient check.
-_USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
-_YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
+# R writes NA for a missing value, but NA may also be the code of sodium.
+_NO_ID = f"({NO_VALUE} OR lower({{0}}) = 'na')"
+_NO_TEXT = f"({{0}} IS NULL OR {_NO_ID} OR {_UNPRINTABLE})"
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """The number added to minutes if a time has a UTC offset, and the value of an invalid time."""
@@ -77,11 +71,14 @@ _NUMBER = re.compile(r"\d\D?\d\D?\d")
 """Three digits, as in a year. A first line with three digits may be a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
+    "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
 """SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
+_ODD_PEOPLE = """(FROM people QUALIFY count(*) OVER (
+    PARTITION BY ltrim(regexp_replace(lower(patient), '[.,]0+$', ''), '0')) > 1)"""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -139,6 +136,8 @@ class EventTable:
                 "time format: need a year, a month and a day, as in %d.%m.%Y %H:%M; "
                 f"got {self.time_format!r}"
             )
+        if "I" in letters and "p" not in letters:
+            raise SettingsError(f"time format: %I needs %p (AM or PM), got {self.time_format!r}")
 
 
 @dataclass(frozen=True)
@@ -206,6 +205,8 @@ def read(
             _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
         _count_twins(connection, sources)
+        what = "identifiers that differ from another only in leading zeros, a final .0 or case"
+        count(connection, "patients", what, count_rows(connection, _ODD_PEOPLE), warn=True)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
@@ -243,7 +244,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     for place in source.files:
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
-        for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
+        codes = f"(FROM codes WHERE mode = '{mode}' AND lower(code) <> 'na')"
+        for what, texts in (("patient", "people"), ("code", codes)):
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # `texts` has no repetitions
                 bad, name = _NO_TEXT.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
@@ -292,8 +294,7 @@ def _load_rows(
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
         dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
-    columns = {what: names[what] for what in ("patient", "code")}
-    _refuse_header(connection, "loaded", place, columns, source.dialect)
+    _refuse_header(connection, "loaded", place, {w: names[w] for w in ("patient", "code")})
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
     if source.time_format:
@@ -302,9 +303,9 @@ def _load_rows(
     rules = [  # column, SQL for wrong values, and the requirement
         ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
-        ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
+        ("encounter", f"length(encounter) < 8 AND {_NO_ID.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
-        ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
+        ("time", f"time = {_MISTIMED}", f"be {form}, or blank"),
     ]  # fmt: skip
     zoned = f"time > {_ZONED // 2}"
     asked = ["true", zoned, window.unplaced, "time IS NOT NULL", *(wrong for _, wrong, _ in rules)]
@@ -338,10 +339,12 @@ def _hint(
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
-    for what in ("patient", "code", "time", "encounter"):
-        free = written.keys() - taken.values()
-        if what not in taken and (name := _likely(what, mode, free, written)):
-            taken[what] = name
+    similar_first = sorted(written, key=lambda name: mode[:3].lower() not in name)
+    for what, parts in _LIKELY.items():
+        free = [n for n in similar_first if n not in taken.values() and _LIKE_A_NAME.fullmatch(n)]
+        fits = [name for part in parts for name in free if re.search(part, name)]
+        if fits and what not in taken:
+            taken[what] = fits[0]
     placed = taken.keys() & {"time", "encounter"}
     complete = placed and taken.keys() >= {"patient", "code"}
     if not certain and (not complete or any(map(_NUMBER.search, found))):
@@ -362,53 +365,33 @@ def _hint(
     return " and ".join(options[not other :])
 
 
-def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column for the role `what`, preferably with a name similar to the mode's."""
-    names = sorted(found, key=lambda name: mode[:3].lower() not in name)
-    fits = (name for part in _LIKELY[what] for name in names
-            if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
-    return next(fits, "")
-
-
 def _refuse_header(
-    connection: Connection,
-    table: str,
-    place: Place,
-    columns: Mapping[str, str],
-    dialect: Dialect,
+    connection: Connection, table: str, place: Place, columns: Mapping[str, str]
 ) -> None:
     """Refuse rows that repeat the header. `columns` maps columns to their names in the file."""
     header = " AND ".join(
         f"lower({column}) = {literal(name.lower())}" for column, name in columns.items()
     )
     if repeated := count_rows(connection, table, header):
-        line = isinstance(place, Path) and line_of_header(place, dialect)
-        first = f"the first is line {line}; " if line else ""
         raise DataError(
-            f"{place}: {repeated} row(s) repeat the names of the columns; {first}delete these "
-            "lines if several files were joined into one"
+            f"{place}: {repeated} row(s) repeat the names of the columns; delete these rows if "
+            "several files were joined into one"
         )
 
 
 def _minutes(time: str, time_format: str) -> str:
     """Return SQL for whole minutes since 1970, marked as `_ZONED` and `_MISTIMED` explain."""
+    whole = "floor(epoch_us({}) / 60000000)::BIGINT"
     if time_format:
-        minutes = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
+        minutes = whole.format(f"try_strptime({time}, {literal(time_format)})")
     else:
-        point = f"replace({time}, ',', '.')"
-        usual, other, zoned = (
-            _whole_minutes(f"try_cast({text} AS {kind})")
-            for text, kind in ((time, "TIMESTAMP"), (point, "TIMESTAMP"), (point, "TIMESTAMPTZ"))
+        local, zoned = (
+            f"WHEN {form.format(time)} THEN "
+            + whole.format(f"try_cast(replace({time}, ',', '.') AS {kind})")
+            for kind, form in ISO_TIMES.items()
         )
-        minutes = f"""CASE WHEN {_USUAL.format(time)} THEN {usual}
-                           WHEN regexp_full_match({time}, '{_TIME}') THEN {other}
-                           WHEN regexp_full_match({time}, '{_OFFSET}') THEN {zoned} + {_ZONED}
-                      END"""
+        minutes = f"CASE {local} {zoned} + {_ZONED} END"
     return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minutes}, {_MISTIMED}) END"
-
-
-def _whole_minutes(time: str) -> str:
-    return f"(epoch_us({time}) + {60_000_000 * _YEAR_1}) // 60000000 - {_YEAR_1}"
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
@@ -489,7 +472,7 @@ def _load_facts(
         select=f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value",
         dialect=dialect, hint=lambda _: example.format(place),
     )  # fmt: skip
-    _refuse_header(connection, "facts", place, {"patient": patient, "value": column}, dialect)
+    _refuse_header(connection, "facts", place, {"patient": patient, "value": column})
     text = _text(place, patient)
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, text)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient

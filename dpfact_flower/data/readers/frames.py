@@ -44,22 +44,19 @@ def read_events(
     own = dict(columns or {})
     given = {column: own.pop(column) for column in (MODE, SITE) if column in own}
     mode_column, site_column = given.get(MODE, MODE), given.get(SITE, SITE)
+    parts = list(events.values()) if isinstance(events, Mapping) else [events]
+    if missing := {n for frame in parts for n in given.values() if n not in columns_of(frame)}:
+        raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
     if isinstance(events, Mapping):
-        parts = list(events.values())
         tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
     elif mode_column.lower() in _columns(events):
-        parts = [events]
-        tables = _by_mode(Rows("events", parts), mode_column)
-    elif MODE in given:
-        raise DataError(f"events: no column {mode_column}; there are {columns_of(events)}")
+        tables = _by_mode(Rows("events", parts), mode_column, options)
     else:
         raise DataError(
             "events: need a DataFrame with a column mode (or columns={'mode': its name}), or a "
             f'frame for each feature mode, as {{"diagnoses": frame, ...}}; got '
             f"{type(events).__name__} with the columns {columns_of(events)}"
         )
-    if missing := {n for frame in parts for n in given.values() if n not in columns_of(frame)}:
-        raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
     having = [site_column.lower() in _columns(frame) for frame in parts]
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in all modes' frames, or in none")
@@ -91,7 +88,7 @@ def read_sites(
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
     homes = event_tables.LabelTable(rows._replace(name="sites"))
-    modes = _by_mode(rows, MODE)
+    modes = _by_mode(rows, MODE, options)
     cohort = event_tables.read(modes, name, window_days=window_days, sites=homes, **options)
     sites = (
         replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
@@ -104,8 +101,9 @@ def _columns(frame: Any) -> set[str]:
     return {name.strip().lower() for name in columns_of(frame)}
 
 
-def _by_mode(events: Rows, column: str) -> dict[str, Rows]:
-    """Return each mode's rows. Modes are in order of first appearance."""
+def _by_mode(events: Rows, column: str, options: Options) -> dict[str, Rows]:
+    """Return each mode's rows. Modes are in the vocabularies' order or in order of appearance."""
+    listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     text = f"{quoted(column)}::VARCHAR"
     with connect() as connection:
         found = connection.execute(
@@ -118,6 +116,8 @@ def _by_mode(events: Rows, column: str) -> dict[str, Rows]:
         if mode is None:
             raise DataError(f"events: column {column} must not be blank; {rows} row(s) are")
         check_name("mode", mode)
+    modes = [mode for mode, _ in found]
     return {
-        mode: events._replace(name=mode, where=f"{text} = {literal(mode)}") for mode, _ in found
+        mode: events._replace(name=mode, where=f"{text} = {literal(mode)}")
+        for mode in sorted(modes, key=[*listed, *modes].index)
     }

@@ -4,7 +4,6 @@ MEDS, the Medical Event Data Standard: one site, without labels.
 
 SOURCE is a folder that contains data and metadata.
 """
-window = "days alone"
 folders = ["metadata"]
 named = true
 
@@ -15,7 +14,7 @@ help = "A mode and its codes' prefix; default: procedures=PROCEDURE// and diagno
 
 -- This script reads MEDS 0.3 and 0.4. A code that begins with a mode's prefix belongs to the mode,
 -- and the prefix is removed. If an ICD version follows, as in ICD//10//I10, the code is icd10:I10.
--- MEDS has no encounters, so the window is in days. MEDS records the time of death but not the
+-- MEDS has no encounters, so the window must be in days. MEDS records the time of death but not the
 -- place, so there is no label.
 
 CREATE TABLE prefixes AS

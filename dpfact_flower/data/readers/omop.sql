@@ -119,24 +119,26 @@ WHERE person_id IS NOT NULL GROUP BY person_id;
 -- @count persons with events who are not in it, left out
 SELECT 'person', count(*) FROM people ANTI JOIN patients USING (patient);
 
--- A death in hospital is a death during a visit, or on the day after a visit ended.
+-- Hospital visits include visits that began in the emergency room. A death in hospital is a death
+-- during such a visit, or on the day after it ended.
+CREATE VIEW hospital_visits AS FROM visits WHERE visit_concept_id IN ('9201', '262');
+
 -- @load death
 -- @optional patients have no label died
 CREATE TABLE deaths (person_id VARCHAR, death_date DATE);
 
 CREATE VIEW deaths_in_hospital AS
-SELECT DISTINCT person_id FROM deaths JOIN visits USING (person_id)
+SELECT DISTINCT person_id FROM deaths JOIN hospital_visits USING (person_id)
 WHERE death_date BETWEEN visit_start_date AND visit_end_date + 1;
 
 -- @label died
--- @when list_contains($tables, 'death')
+-- @when list_contains($tables, 'death') AND EXISTS (FROM hospital_visits)
 SELECT person_id FROM deaths_in_hospital;
 
--- @count deaths outside any visit, not labelled
+-- @count deaths outside any hospital visit, not labelled
 SELECT 'death', (SELECT count(*) FROM deaths) -
     (SELECT count(*) FROM patients WHERE patient IN (FROM deaths_in_hospital));
 
--- Stays are hospital visits, including visits that began in the emergency room.
 -- @stays
 SELECT person_id AS patient, visit_start_date::TIMESTAMP AS begun, visit_end_date::TIMESTAMP AS ended
-FROM visits WHERE visit_concept_id IN ('9201', '262');
+FROM hospital_visits;

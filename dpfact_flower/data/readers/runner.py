@@ -5,14 +5,14 @@ runs the statements after the head in order. Each statement ends with a semicolo
 line. A line above a statement may say what the statement is for:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
-  ``FILE``, and types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and
-  a column with ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps
-  only rows that meet a condition, in which all columns are text. ``-- @there SQL`` is a condition
-  that a database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that
-  stays empty if the source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the
-  source's columns ``code_1``, ``code_2``, ... into a list of distinct values without blanks. A star
-  in ``FILE`` stands for any text. The rows of all matching tables are then combined, and a further
-  column, ``part``, contains the text that matched the star.
+  ``FILE``, and types are checked. Words such as ``NULL`` are blanks. ``NOT NULL`` refuses blanks,
+  ``UNIQUE`` refuses repetitions, and a column with ``DEFAULT NULL`` may be missing. Further lines
+  may follow: ``-- @where SQL`` keeps only rows that meet a condition, in which all columns are
+  text. ``-- @there SQL`` is a condition that a database applies before it sends rows.
+  ``-- @optional CONSEQUENCE`` marks a table that stays empty if the source lacks it. A column
+  ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``, ``code_2``, ... into a
+  list of distinct values without blanks. A star in ``FILE`` stands for any text. All matching
+  tables' rows are then combined. The column ``part`` contains the text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for places (such as tables) and row counts, to be reported as WHAT.
@@ -48,7 +48,7 @@ from dpfact_flower.data.code_names import SYSTEMS, names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.sources import Source, open_source
-from dpfact_flower.data.tables import Table, count_rows, literal, quoted, refuse_rows
+from dpfact_flower.data.tables import ISO_TIMES, Table, count_rows, literal, quoted, refuse_rows
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.settings import check_name
 
@@ -70,17 +70,25 @@ _MINUTES = {
     "DATE": f"(time - DATE '1970-01-01') * {MINUTES_A_DAY}",
     "TIMESTAMP": "epoch_us(date_trunc('minute', time)) // 60000000",
 }
-_DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
-    if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
+_DATE = """CASE
+    WHEN regexp_full_match({0}, '\\d{{4}}-\\d\\d-\\d\\d([ T].*)?')
+    THEN try_cast(left({0}, 10) AS DATE)
+    WHEN regexp_full_match({0}, '\\d{{8}}') THEN try_strptime({0}, '%Y%m%d')::DATE END"""
 """SQL that parses a date, with or without hyphens (2024-05-31 or 20240531)."""
+_TIME = " ".join(
+    f"WHEN {form} THEN make_timestamp(epoch_us(try_cast(replace({{0}}, ',', '.') AS {kind})))"
+    for kind, form in ISO_TIMES.items()
+)
+_TIME = f"CASE {_TIME} END"
+"""SQL that parses a time. A time with an offset from UTC is converted to UTC."""
 
 _FORMS = {
     # A cast alone would round 1.5.
     "BIGINT": ("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"),
     "BOOLEAN": ("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
+    # Casts alone would take 31-05-24 for the year 31, and drop offsets from UTC, AM and PM.
     "DATE": (f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date like 2024-05-31", _DATE),
-    "TIMESTAMP": ("try_cast({0} AS TIMESTAMP) IS NULL AND {0} IS NOT NULL", "a time",
-                  "{0}::TIMESTAMP"),
+    "TIMESTAMP": (f"{{0}} IS NOT NULL AND {_TIME} IS NULL", "a time like 2024-05-31 14:05", _TIME),
     "VARCHAR": ("false", "a text", "{0}"),
     "VARCHAR[]": ("false", "a text", "{0}"),
 }  # fmt: skip
@@ -117,7 +125,7 @@ class Script:
     - `modes`: for each feature mode, the number of codes to keep (0: all). Modes are in tensor
       order. If an option has the same name as a mode, the mode exists only if the option is true.
     - `window`: how events are paired: ``days`` (within a number of days, or in one encounter if the
-      number is 0), ``days alone``, ``days in encounter`` (both conditions) or ``encounter``.
+      number is 0), ``days in encounter`` (both conditions) or ``encounter``.
     - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
       with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.
@@ -127,7 +135,7 @@ class Script:
     help: str
     statements: tuple[Statement, ...]
     modes: Mapping[str, int] = field(default_factory=dict)
-    window: Literal["days", "days alone", "days in encounter", "encounter"] = "days"
+    window: Literal["days", "days in encounter", "encounter"] = "days"
     min_patients: int = 1
     row_unit: str = "patient"
     source: Literal["tables", "lines"] = "tables"
@@ -233,9 +241,8 @@ def read(
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
             work.run(opened)
         days = None if script.window == "encounter" else window_days
-        in_encounter = days is None if script.window == "days" else "encounter" in script.window
-        window, labels = Window(days, in_encounter), tuple(work.labels)
-        return build_cohort(connection, name, modes, window, options, labels, script.row_unit)
+        window = Window(days, days is None or script.window == "days in encounter")
+        return build_cohort(connection, name, modes, window, options, work.labels, script.row_unit)
 
 
 @dataclass
@@ -342,13 +349,19 @@ class _Work:
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
         needed = [column for column in asked.values() if column not in optional]
         where = self._filled(more.get("where", "true"))
-        wanted = Table(name, needed, optional, where, more.get("there", "true"))
+        wanted = Table(name, needed, optional, where, more.get("there", "true"), null_words=True)
         place = source.fetch(into, wanted)
         for column, kind, null, key, *_ in columns:
             wrong, right, as_typed = _FORMS[kind]
+            if kind == "VARCHAR" and column.endswith("id"):  # pandas writes 17.0 beside blanks
+                wrong, right = "ends_with({0}, '.0')", "an identifier without a final .0"
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
+            local, zoned = (form.format(column) for form in ISO_TIMES.values())
+            if kind == "TIMESTAMP" and count_rows(connection, into, local):
+                right = "with an offset from UTC in every row or in none"
+                refuse_rows(connection, into, zoned, place, column, right)
             if key:
                 twice = f"(SELECT {column} FROM {into} GROUP BY ALL HAVING count(*) > 1)"
                 refuse_rows(connection, into, f"{column} IN {twice}", place, column, "unique")
@@ -375,7 +388,7 @@ class _Work:
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
-            what = "tables without both dates: no label readmitted"
+            what = "tables without a hospital stay that has both dates: no label readmitted"
             count(self.connection, "stays", what, 1)
             return
         again = f"""SELECT patient FROM (

@@ -30,7 +30,7 @@ DIAGNOSES = (
     "patient,time,encounter,code\n"
     "1,2024-01-31T08:00:00,a,41401\n"
     "1,2024-01-31 08:01,z,4019\n"
-    "2,2024-04-20 12:30:00Z,b,4019\n"
+    "2,2024-04-20 12:30:00,b,4019\n"
     "2,,b,0040\n"
 )
 SITES = "patient,site\n1,north\n2,south east\n2,south east\n3,north\n"
@@ -162,9 +162,19 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
     ("old", "new", "message"),
     [
         ("2024-01-31 08:01", "infinity", "column time must be a date or time like .*; 1 row"),
+        ("01-31 08:01", "01-31 08:01 PM", "column time must be a date or time like .*; 1 row"),
+        ("01-31 08:01", "01-31 08:01+02", "column time must have an offset from UTC in ev.*; 1 of"),
+        (
+            "01-31 08:01",
+            "01-31 08:01Z",
+            "column time must have an offset from UTC in every.*; 1 of",
+        ),
         ("z,4019", 'z,"40\t19"', "column code must be printable text other than NaN.*; 1 row"),
         ("2,,b,0040", ",,b,0040", "column patient must be printable text.*; 1 row"),
         ("z,4019", "None,4019", "column encounter must be text other than NaN.*; 1 row"),
+        ("z,4019", "NA,4019", "column encounter must be text other than NaN.*; 1 row"),
+        ("2,,b", r"\N,,b", "column patient must be printable text.*; 1 row"),
+        ("2,,b", "NA,,b", "column patient must be printable text.*; 1 row"),
     ],
 )
 def test_a_malformed_table_is_named_and_not_quoted(old, new, message, tables):
@@ -244,12 +254,18 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
     tables["diagnoses"] = write(
         "odd.csv",
         "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
-        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n",
+        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n",
     )
     found = events.read(tables, "north").read_report
     assert {
         ("odd.csv", "rows of a year before 1900 or after 2300", 1),
         ("diagnoses", "codes of more than 60 characters", 1),
+        ("diagnoses", "codes NA, which may be a missing value", 1),
+        (
+            "patients",
+            "identifiers that differ from another only in leading zeros, a final .0 or case",
+            2,
+        ),
         ("diagnoses", "codes that differ from another only in leading zeros, dots or case", 3),
     } <= set(found)
 
@@ -285,6 +301,8 @@ def test_times_as_a_format_says(form, time, tables, write):
     write("d.csv", "patient,time,code\n1,2024-13-99x,x\n")
     with pytest.raises(DataError, match=rf"must be a time in the format {form.split()[0]}.*; 1 "):
         cells_with(tables, table)
+    with pytest.raises(SettingsError, match="time format: %I needs %p"):
+        events.EventTable([file], time_format="%Y-%m-%d %I:%M")
     with pytest.raises(SettingsError, match="time format: '%Y-%m-%d %q' has an unknown % code"):
         cells_with(tables, events.EventTable([file], time_format="%Y-%m-%d %q"))
 
@@ -311,9 +329,10 @@ def test_codes_in_both_forms_of_unicode_are_one(tables, write):
 
 def test_offsets_become_utc(tables, write):
     """The first event is at 08:00, so the window ends 30 days later at 08:00 UTC."""
-    rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02:00,out\n"
+    rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02,out\n1,2024-01-31 08:00Z,in2\n"
     cells = cells_with(tables, write("d.csv", "patient,time,code\n" + rows))
     assert ("north", "1", "3605", "in") in cells
+    assert ("north", "1", "3605", "in2") in cells
     assert ("north", "1", "3605", "out") not in cells
 
 
@@ -390,7 +409,7 @@ REFUSED = {
     "big-endian UTF-16": ("d.csv", ("\ufeff" + D).encode("utf-16-be"), "--encoding latin-1, or u"),
     "UTF-16": ("d.csv", D.encode("utf-16"), r"is not utf-8; name its encoding \(--encoding lat"),
     "files put one behind the other, header and all": (
-        "d.csv", (D + D).encode(), r"d\.csv: 1 row\(s\) repeat the names of .* first is line 4;"
+        "d.csv", (D + D).encode(), r"d\.csv: 1 row\(s\) repeat the names of .*; delete these"
     ),
     "a title above the header": (
         "d.csv", b"Report of May 2024\n" + D.encode(), "lacks the column.*does its first line"
@@ -452,7 +471,7 @@ def test_no_header_becomes_an_event_or_a_site(mark, tables, write):
         events.read(tables, "north", window_days=None)
     tables["diagnoses"] = write("e.csv", D)
     sites = events.LabelTable(write("sites.csv", SITES + "patient,site\n4,east\n"))
-    with pytest.raises(DataError, match=r"sites\.csv: 1 row.* the first is line 6; delete these"):
+    with pytest.raises(DataError, match=r"sites\.csv: 1 row.*columns; delete these"):
         events.read(tables, "north", sites=sites)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import sqlite3
@@ -24,11 +25,14 @@ pytestmark = pytest.mark.slow
 
 # Person 1: fracture and cast in one visit, amoxicillin (a drug of the ingredient 9). Person 2 dies
 # in a visit, and takes a drug without an ingredient. Person 3: only concept 0. Person 9: unknown.
+# Person 1 dies the day after an outpatient visit, which is no death in hospital.
 TABLES = {
     "person": ("person_id,care_site_id", ["1,7", "2,8", "3,"]),
     "visit_occurrence": (
-        "visit_occurrence_id,person_id,visit_start_date,visit_end_date,care_site_id",
-        ["11,1,2020-01-01,2020-01-02,8", "22,2,2020-05-01,2020-05-09,8", "33,3,2020-05-01,,"],
+        "visit_occurrence_id,person_id,visit_start_date,visit_end_date,care_site_id,"
+        "visit_concept_id",
+        ["11,1,2020-01-01,2020-01-02,8,9201", "22,2,2020-05-01,2020-05-09,8,262",
+         "33,3,2020-05-01,,,9201", "44,1,2024-12-31,2024-12-31,8,9202"],
     ),
     "condition_occurrence": (
         "person_id,condition_concept_id,condition_start_date,visit_occurrence_id",
@@ -75,8 +79,9 @@ def fill(execute, tables=TABLES):
 
 @pytest.fixture
 def cdm(tmp_path):
-    """A folder of CSV files, with names in upper case, as in many exports."""
+    """A folder of CSV files, with names in upper case and NULL, as in many exports."""
     for table, (header, rows) in TABLES.items():
+        rows = (re.sub(r"(?<=,)(?=,|$)", "NULL", row) for row in rows)  # noqa: PLW2901
         (tmp_path / f"{table.upper()}.csv").write_text("\n".join([header, *rows, ""]))
     return tmp_path
 
@@ -131,7 +136,7 @@ def test_a_folder_of_csv(cdm):
     assert counts["condition_occurrence", "rows of concept 0 or none, left out"] == 2
     assert counts["person", "persons with events who are not in it, left out"] == 1
     assert counts["concept", "codes that are not in it, which stay without description"] == 1
-    assert counts["death", "deaths outside any visit, not labelled"] == 1
+    assert counts["death", "deaths outside any hospital visit, not labelled"] == 1
 
 
 def test_ingredients_and_drugs_without_one(cdm):
@@ -211,6 +216,7 @@ def test_without_psycopg_the_error_says_what_to_install(monkeypatch):
     ("table", "old", "new", "says"),
     [
         ("CONDITION_OCCURRENCE", "2020-05-02", "secret", "condition_start_date must be a date"),
+        ("CONDITION_OCCURRENCE", "2,101", "2.0,101", "column person_id must be an .* without a fi"),
         ("PERSON", "person_id", "id", r"lacks the column\(s\) person_id"),
         ("VISIT_OCCURRENCE", None, None, "lacks the table visit_occurrence"),
     ],
@@ -244,5 +250,10 @@ def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
             read("omop", tmp_path / place, name="north")
     with pytest.raises(SettingsError, match="by: must be"):
         read("omop", cdm, name="north", by="ward")
-    (cdm / "DEATH.csv").unlink()
-    assert read("omop", cdm, name="north").sites[0].labels == {}
+    assert set(read("omop", cdm, name="north").labels) == {"died", "readmitted"}
+    visits = cdm / "VISIT_OCCURRENCE.csv"
+    visits.write_text(re.sub("9201|262", "9202", visits.read_text()))
+    outside = read("omop", cdm, name="north")
+    assert outside.labels == ()
+    what = "tables without a hospital stay that has both dates: no label readmitted"
+    assert ("stays", what, 1) in outside.read_report

@@ -66,6 +66,33 @@ def test_a_script_of_ones_own(source, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "found"),
+    [
+        ("DATE", "2024-05-31 02:05 PM", "2024-05-31"),
+        ("DATE", "20240531", "2024-05-31"),
+        ("DATE", "31-05-24", None),
+        ("TIMESTAMP", "2024-05-31T14:05:00,5", "2024-05-31 14:05:00.5"),
+        ("TIMESTAMP", "2024-05-31 14:05:00+02:00", "2024-05-31 12:05:00"),
+        ("TIMESTAMP", "2024-05-31 02:05 PM", None),
+        ("TIMESTAMP", "infinity", None),
+    ],
+)
+def test_times_are_read_whole_or_refused(kind, text, found, source, tmp_path):
+    body = BODY.replace("day DATE", f"day {kind}").replace("left(rx, $level)", "day::VARCHAR")
+    script = written(tmp_path, HEAD + body)
+    (source / "stays.csv").write_text(STAYS.replace("2024-01-01", f'"{text}"'))
+    if found is None:
+        with pytest.raises(DataError, match=r"column day must be a (date|time) like.*; 1 row"):
+            read(script, source)
+    else:
+        assert read(script, source).vocabularies[1].codes == (found,)
+    if "+" in text:
+        (source / "stays.csv").write_text(f"{STAYS}ann,{text},I10,x\n")
+        with pytest.raises(DataError, match="column day must be with an offset from UTC in every"):
+            read(script, source)
+
+
 def test_a_folder_of_parquet_is_a_table(source, tmp_path):
     (source / "stays.csv").unlink()
     for part in ("a", "b"):
