@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,6 +286,29 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
         else:
             raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")
         yield SuperLink(_CONNECTION, environment, home=home, address=address, process=process)
+
+
+@contextmanager
+def local_supernode(
+    superlink: SuperLink,
+    config: Mapping[str, Scalar],
+    log: Path,
+    *,
+    security: Sequence[str] = ("--insecure",),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
+
+    The SuperNode runs any app that it receives, so do not use this function at a hospital.
+    """
+    command = [
+        tool("flower-supernode"), *security, "--superlink", superlink.address,
+        "--port", str(free_port()), "--node-config", _in_flowers_syntax(config),
+    ]  # fmt: skip
+    with (
+        log.open("wb") as file,
+        supervised(command, env=superlink.environment, stdout=file, stderr=file) as process,
+    ):
+        yield process
 
 
 def free_port() -> int:

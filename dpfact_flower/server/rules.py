@@ -35,6 +35,8 @@ def rule_for(
     if run.auto_rank and privacy.privacy != "patient":
         raise SettingsError(f"auto-rank: has no meaning with privacy {privacy.privacy!r}")
     rule = server_rules.find(run.rule or privacy.default_rule)(feature_shape, solver, privacy, run)
+    if not isinstance(rule, ServerRule):
+        raise SettingsError(f"rule: {run.rule!r} must be a subclass of ServerRule")
     if run.aggregation == "async" and type(rule).arrive is ServerRule.arrive:
         raise SettingsError(f"aggregation: rule {rule.name!r} has no method 'arrive'; use 'sync'")
     return rule

@@ -175,7 +175,8 @@ class Site:
         if outcome.state is not None:
             store.save(outcome.state)
         release = outcome.release
-        if release.arrays and not release.events and request.privacy.privacy != "none":
+        has_noise = request.privacy.privacy != "none" or admission.work.cost()
+        if has_noise and release.arrays and not release.events:
             raise StateError("the rule releases values without noise")
         sent = _sent(release, admission.secure)
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)

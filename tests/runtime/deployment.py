@@ -1,15 +1,9 @@
 """SuperNodes and configs of a real deployment on loopback, for tests."""
 
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from dpfact_flower.evaluation.run_folder import read_model
-from dpfact_flower.runtime.superlink import SuperLink, _in_flowers_syntax, free_port, tool
-from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.server.history import read_history
-from dpfact_flower.settings import Scalar
 from tests.bits import assert_bits
 from tests.patience import PATIENCE
 
@@ -36,22 +30,6 @@ def server_config(cohort, tmp_path: Path) -> dict[str, object]:
     return {"data": "", "vocabulary": ",".join(paths), "out": str(tmp_path / "deployed"),
             "sites": len(cohort.sites), "min-sites": len(cohort.sites),
             "wait-timeout": PATIENCE}  # fmt: skip
-
-
-@contextmanager
-def local_supernode(
-    superlink: SuperLink, config: Mapping[str, Scalar], log: Path, *, security: Sequence[str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a SuperNode of Flower's own, which runs any app that it receives."""
-    command = [
-        tool("flower-supernode"), *security, "--superlink", superlink.address,
-        "--port", str(free_port()), "--node-config", _in_flowers_syntax(config),
-    ]  # fmt: skip
-    with (
-        log.open("wb") as file,
-        supervised(command, env=superlink.environment, stdout=file, stderr=file) as process,
-    ):
-        yield process
 
 
 def assert_same(out: Path, expected) -> None:

@@ -29,7 +29,13 @@ from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.serve import federate
-from dpfact_flower.runtime.superlink import COMPLETED, RunFailedError, SuperLink, tool
+from dpfact_flower.runtime.superlink import (
+    COMPLETED,
+    RunFailedError,
+    SuperLink,
+    local_supernode,
+    tool,
+)
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.status import run_status
 from dpfact_flower.wire.protocol import SiteReply
@@ -44,7 +50,6 @@ from tests.runtime.deployment import (
     assert_arrived,
     assert_same,
     lines_of,
-    local_supernode,
     server_config,
     site_config,
 )

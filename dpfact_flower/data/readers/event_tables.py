@@ -244,10 +244,11 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     for place in source.files:
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
-        codes = f"(FROM codes WHERE mode = '{mode}' AND lower(code) <> 'na')"
-        for what, texts in (("patient", "people"), ("code", codes)):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # `texts` has no repetitions
-                bad, name = _NO_TEXT.format(what), names[what]
+        codes = f"(FROM codes WHERE mode = '{mode}')"
+        no_code = _NO_TEXT.replace(_NO_ID, NO_VALUE)  # NA may be sodium
+        for what, texts, no_text in (("patient", "people", _NO_TEXT), ("code", codes, no_code)):
+            if count_rows(connection, texts, no_text.format(what)):  # `texts` has no repetitions
+                bad, name = no_text.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
         count(connection, place.name, "rows", found["true"])
         what = "repeated rows, each counted once"

@@ -354,7 +354,10 @@ class _Work:
         for column, kind, null, key, *_ in columns:
             wrong, right, as_typed = _FORMS[kind]
             if kind == "VARCHAR" and column.endswith("id"):  # pandas writes 17.0 beside blanks
-                wrong, right = "ends_with({0}, '.0')", "an identifier without a final .0"
+                wrong, right = (
+                    "regexp_full_match({0}, '-?\\d+\\.0')",
+                    "an identifier without a final .0",
+                )
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
