@@ -41,10 +41,10 @@ NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(nul
 """SQL condition for texts that programs write for missing values."""
 _DAY, _CLOCK = r"\d\d\d\d-\d\d-\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
 ISO_TIMES = {
-    "TIMESTAMP": f"regexp_full_match({{0}}, '{_DAY}({_CLOCK}(Z|\\+00(:?00)?| UTC)?)?')",
-    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}[+-]\\d\\d(:?\\d\\d)?')",
+    "TIMESTAMP": f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')",
+    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z|[+-]\\d\\d(:?\\d\\d)?)')",
 }
-"""SQL conditions for times in ISO 8601, local or in UTC, and for times with another offset."""
+"""SQL conditions for times in ISO 8601 without and with an offset from UTC."""
 
 
 @dataclass(frozen=True)
