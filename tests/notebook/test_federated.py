@@ -136,6 +136,7 @@ def test_frames_by_site_count_what_they_left_out():
     [
         ([17.0, 17.0, 17.0, 18.0, 18.0], "column patient must hold text, whole .* holds DOUBLE"),
         (["17", " 17", "17 ", "nan", ""], "column patient must be printable text"),
+        (["17", "NA", "na", "18", "18"], "column patient must be printable text"),
         (["17", " 17", "17 ", "18", "18"], None),
     ],
 )
