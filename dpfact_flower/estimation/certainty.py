@@ -35,6 +35,9 @@ patients. Both numbers were fitted to quarters of three cohorts (docs/explanatio
 _MANY_CELLS, _EVEN = 4.0, 0.5
 """Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
 patient has more cells than the first limit, the second limit is their minimum chance of absence."""
+_MOST_ABSENT = 0.45
+"""Maximum mean chance of absence. Above it, the rank is too high for the noise, the curve would
+trust a few phenotypes too much, and `_EVEN` is every phenotype's minimum. Chosen like the curve."""
 _ITERATIONS = 20
 """Number of iterations in a fit to one of the `halves`."""
 
@@ -115,11 +118,13 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return each phenotype's chance of being absent from a noiseless fit to other patients.
 
     See `returns` for `fits`. `cells` is a typical patient's number of cells. If patients have many
-    cells, phenotypes that are `alike` get a chance of at least one half.
+    cells, phenotypes that are `alike` get a chance of at least one half. If the mean chance is above
+    45 %, all phenotypes do.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
+    doubted |= chance.mean() > _MOST_ABSENT
     chance[doubted] = np.maximum(chance[doubted], _EVEN)
     return tuple(round(float(each), 3) for each in chance)
 
