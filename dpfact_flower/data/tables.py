@@ -39,12 +39,12 @@ _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(null)', '\n', '#n/a',
     '#ref!', '#value!', '#num!', '#name?', '#div/0!')"""
 """SQL condition for texts that programs write for missing values."""
-_DAY, _CLOCK = r"\d\d\d\d-\d\d-\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
+_DAY, _CLOCK = r"\d\d\d\d(-\d\d-|/\d\d/)\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
 ISO_TIMES = {
     "TIMESTAMP": f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')",
-    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z|[+-]\\d\\d(:?\\d\\d)?)')",
+    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z| UTC|[+-]\\d\\d(:?\\d\\d)?)')",
 }
-"""SQL conditions for times in ISO 8601 without and with an offset from UTC."""
+"""SQL conditions for times without and with an offset from UTC: ISO 8601, 2024/05/31, 14:05 UTC."""
 
 
 @dataclass(frozen=True)

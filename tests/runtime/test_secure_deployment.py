@@ -104,8 +104,8 @@ def federation(cohort, folder, all_surrogates) -> Iterator[Federation]:
     """A SuperLink with TLS that requires registered keys, and a hospital for each site."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
-    for config in (CONFIG, NOISY):  # compiles machine code, of which each hospital gets a copy
-        federate({**config, "data": str(folder / "cohort"), "out": str(folder / config["privacy"])})
+    # This compiles machine code, of which each hospital gets a copy.
+    federate({**NOISY, "data": str(folder / "cohort"), "out": str(folder / "compiled")})
     with ExitStack() as stack:
         asked_elsewhere = stack.enter_context(apart())
         users = page_users()
@@ -188,39 +188,21 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
         assert "dpfact_flower" not in each.log("dpfact-node")
 
 
+@pytest.mark.nightly
 @pytest.mark.deployment
-def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federation, cohort):
-    folder, superlink = federation.folder, federation.superlink
-    stranger = {
-        **site_config(federation.cohort_folder, folder, federation.hospitals[0].name),
-        "site": "stranger", "state-dir": str(folder / "state-stranger"),
-    }  # fmt: skip
-    security = secured(federation.authority, make_key(folder, "stranger"))
-    config = {**NOISY, **server_config(cohort, folder)}
-    runs = (superlink.home / "superlink.log").read_text().count("Created run")
-    log = folder / "stranger.log"
-    with local_supernode(superlink, stranger, log, security=security) as refused:
-        superlink.run(APP, config)
-        assert refused.wait(PATIENCE) == 1
-    assert "[code: 2004] Failed to activate SuperNode" in log.read_text()
-    assert not (folder / "state-stranger").exists()
-
-    spent = [ledger_of(each) for each in federation.hospitals]
-    with pytest.raises(RunFailedError):  # every hospital has spent its budget
-        superlink.run(APP, {**config, "out": str(folder / "second")})
-    assert [ledger_of(each) for each in federation.hospitals] == spent
-    summary = read_json(folder / "deployed" / "summary.json")
+def test_an_honest_run_is_answered_and_each_event_is_charged(federation, cohort):
+    config = {**NOISY, **server_config(cohort, federation.folder)}
+    await_online(federation)
+    federation.superlink.run(APP, config)
+    summary = read_json(federation.folder / "deployed" / "summary.json")
     assert summary["epsilon"] == pytest.approx(NOISY["epsilon"], rel=1e-6)
     assert summary["claim"].startswith("proven: patient-level")
     assert summary["sites"] == len(federation.hospitals)
-    for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
+    for each, ledger in zip(federation.hospitals, summary["per_site"].values(), strict=True):
+        rows = rows_of(each.state())
+        events = [event for row in rows for event in row.events]
         assert [event.sigma for event in events] == [row["sigma"] for row in ledger["ledger"]]
-        assert sent == len(events)  # the last round sends nothing at no cost
-
-    listed = federation.flwr("supernode", "list")["nodes"]
-    online = {node["node-id"] for node in listed if node["status"] == "online"}
-    assert online >= set(federation.nodes.values())
-    assert (superlink.home / "superlink.log").read_text().count("Created run") == runs + 2
+        assert len(rows) == len(events)  # the last round sends nothing at no cost
 
 
 WITHOUT_NOISE = {"allow-privacy": "none", "max-epsilon": 0.0}
@@ -273,11 +255,16 @@ def as_site(each: Hospital, *words: str) -> str:
 
 
 @pytest.mark.deployment
-def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers(
-    federation, cohort, signing
-):
-    folder, sites = federation.folder, len(federation.hospitals)
+def test_hospitals_share_one_noise_and_spend_their_budget_once(federation, cohort, signing):
+    """The summary and the ledgers have both figures. Beside the run, a stranger is refused."""
+    folder, superlink, sites = federation.folder, federation.superlink, len(federation.hospitals)
     await_online(federation)
+    stranger = {
+        **site_config(federation.cohort_folder, folder, federation.hospitals[0].name),
+        "site": "stranger", "state-dir": str(folder / "state-stranger"),
+    }  # fmt: skip
+    security = secured(federation.authority, make_key(folder, "stranger"))
+    log = folder / "stranger.log"
     config = {
         **NOISY, **server_config(cohort, folder), "secure-sums": True, "out": str(folder / "sums"),
     }  # fmt: skip
@@ -288,7 +275,13 @@ def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers
                 "max-epsilon-alone": 30.0,
             }  # fmt: skip
             stack.enter_context(settings_for([each], "sums", **chosen))
-        federation.superlink.run(APP, config)
+        with local_supernode(superlink, stranger, log, security=security) as refused:
+            superlink.run(APP, config)
+            assert refused.wait(PATIENCE) == 1
+        spent = [rows_of(each.state("sums")) for each in federation.hospitals]
+        with pytest.raises(RunFailedError):  # every hospital has spent its budget
+            superlink.run(APP, {**config, "out": str(folder / "second")})
+        assert [rows_of(each.state("sums")) for each in federation.hospitals] == spent
         for each in federation.hospitals:
             assert faults_of(each) == []
         each = federation.hospitals[0]
@@ -301,6 +294,11 @@ def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers
         signing[each.name].chmod(0o644)
         assert "others may read it" in faults_of(each)[0]
         signing[each.name].chmod(0o600)
+    assert "[code: 2004] Failed to activate SuperNode" in log.read_text()
+    assert not (folder / "state-stranger").exists()
+    listed = federation.flwr("supernode", "list")["nodes"]
+    online = {node["node-id"] for node in listed if node["status"] == "online"}
+    assert online >= set(federation.nodes.values())
     summary = read_json(folder / "sums" / "summary.json")
     assert summary["sites"] == sites
     assert summary["epsilon"] == pytest.approx(NOISY["epsilon"], rel=1e-6)
@@ -334,6 +332,8 @@ def faults_of(each: Hospital) -> list[str]:
 def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
     """The deployment follows the whole page. Without noise, the models are bit-identical."""
     folder, superlink = federation.folder, federation.superlink
+    alone = {**CONFIG, "data": str(federation.cohort_folder), "out": str(folder / "none")}
+    expected = read_model(federate(alone))[0]
     config = {**CONFIG, **server_config(cohort, folder), "out": str(folder / "plain")}
     link, out = superlink, folder / "plain"
     await_online(federation)
@@ -350,7 +350,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     assert [(site.name, site.used, site.failed) for site in status.sites] == [
         (site.name, rounds, 0) for site in cohort.sites
     ]
-    assert_same(out, read_model(folder / "none")[0])
+    assert_same(out, expected)
     summary = read_json(out / "summary.json")
     assert summary["sites"] == len(cohort.sites)
     assert summary["auc"] is None  # the server has no patients' data to measure
@@ -441,12 +441,6 @@ def whole_ledger(state: Path) -> Iterator[Ledger]:
 def rows_of(state: Path) -> tuple[LedgerRow, ...]:
     with whole_ledger(state) as ledger:
         return ledger.rows()
-
-
-def ledger_of(each: Hospital):
-    """Return a hospital's charges, and the number of rounds that it answered."""
-    rows = rows_of(each.state())
-    return [event for row in rows for event in row.events], len(rows)
 
 
 @pytest.mark.deployment

@@ -78,7 +78,8 @@ _ODD_CODES = {
 }
 """SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
 _ODD_PEOPLE = """(FROM people QUALIFY count(*) OVER (
-    PARTITION BY ltrim(regexp_replace(lower(patient), '[.,]0+$', ''), '0')) > 1)"""
+    PARTITION BY regexp_replace(regexp_replace(lower(patient), '[.,]0+$', ''), '(^|/)0+', '\\1')
+    ) > 1)"""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 

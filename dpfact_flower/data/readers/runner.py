@@ -71,10 +71,10 @@ _MINUTES = {
     "TIMESTAMP": "epoch_us(date_trunc('minute', time)) // 60000000",
 }
 _DATE = """CASE
-    WHEN regexp_full_match({0}, '\\d{{4}}-\\d\\d-\\d\\d([ T].*)?')
+    WHEN regexp_full_match({0}, '\\d{{4}}(-\\d\\d-|/\\d\\d/)\\d\\d([ T].*)?')
     THEN try_cast(left({0}, 10) AS DATE)
     WHEN regexp_full_match({0}, '\\d{{8}}') THEN try_strptime({0}, '%Y%m%d')::DATE END"""
-"""SQL that parses a date, with or without hyphens (2024-05-31 or 20240531)."""
+"""SQL that parses a date (2024-05-31, 2024/05/31 or 20240531)."""
 _TIME = " ".join(
     f"WHEN {form} THEN make_timestamp(epoch_us(try_cast(replace({{0}}, ',', '.') AS {kind})))"
     for kind, form in ISO_TIMES.items()
