@@ -35,11 +35,12 @@ patients. Both numbers were fitted to quarters of three cohorts (docs/explanatio
 _MANY_CELLS, _EVEN = 4.0, 0.5
 """Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
 patient has more cells than the first limit, the second limit is their minimum chance of absence."""
-_MOST_ABSENT = 0.45
-"""Maximum mean chance of absence. Above it, the rank is too high for the noise, the curve would
-trust a few phenotypes too much, and `_EVEN` is every phenotype's minimum. Chosen like the curve."""
+_USUAL = 0.35
+"""Share of absent phenotypes for which the curve holds. It was chosen on the same quarters."""
 _ITERATIONS = 20
 """Number of iterations in a fit to one of the `halves`."""
+_STEPS = 50
+"""Number of steps of expectation maximisation."""
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
@@ -118,16 +119,27 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return each phenotype's chance of being absent from a noiseless fit to other patients.
 
     See `returns` for `fits`. `cells` is a typical patient's number of cells. If patients have many
-    cells, phenotypes that are `alike` get a chance of at least one half. If the mean chance is above
-    45 %, all phenotypes do.
+    cells, phenotypes that are `alike` get a chance of at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
-    doubted |= chance.mean() > _MOST_ABSENT
+        chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
     chance[doubted] = np.maximum(chance[doubted], _EVEN)
     return tuple(round(float(each), 3) for each in chance)
 
 
 def _chance(factors: Factors, fits: Factors) -> Floats:
     return np.asarray(1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE)))
+
+
+def _for_share(chance: Floats) -> Floats:
+    """Correct chances if more phenotypes are absent than `_USUAL`, as with too high a rank.
+
+    The share of absent phenotypes is estimated by expectation maximisation (Saerens et al. 2002).
+    """
+    odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
+    for _ in range(_STEPS):
+        corrected = odds * share / (1 - share + odds * share)
+        share = max(_USUAL, corrected.mean())
+    return np.asarray(corrected)
