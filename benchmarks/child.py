@@ -133,7 +133,7 @@ def _round(tensor: Any, request: Any) -> None:
     codes = [tuple(map(str, range(size))) for size in tensor.feature_shape]
     lists = tuple(Vocabulary(f"mode-{number}", each) for number, each in enumerate(codes))
     source = SiteData("bench", tensor, lists)
-    ElasticRound(source, request, site="bench", simulation=False).run(JobState())
+    ElasticRound(lists, request, site="bench", simulation=False).run(source, JobState())
 
 
 def _reset_peak() -> int:

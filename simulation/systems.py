@@ -64,12 +64,9 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
         replies, outcomes = [], []
         for place, site in enumerate(cohort.sites):
             began = time.perf_counter()
-            if patient:
-                work = PatientRound(site, request, site=site.name, simulation=True)
-                outcome = _refitted(site, request) if work.is_final else work.run(kept[place])
-            else:
-                elastic = ElasticRound(site, request, site=site.name, simulation=True)
-                outcome = elastic.run(kept[place])
+            rule = PatientRound if patient else ElasticRound
+            work = rule(site.vocabularies, request, site=site.name, simulation=True)
+            outcome = _refitted(site, request) if work.is_final else work.run(site, kept[place])
             measured = outcome.measures
             seconds += measured.seconds if measured else time.perf_counter() - began
             kept[place] = replace(kept[place], state=outcome.state)

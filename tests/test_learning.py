@@ -38,8 +38,8 @@ def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
     for number in range(1, rounds + 1):
         request, replies = coordinator.request(number), []
         for site in cohort.sites:
-            work = ElasticRound(site, request, site=site.name, simulation=True)
-            outcome = work.run(JobState(states[site.name]))
+            work = ElasticRound(site.vocabularies, request, site=site.name, simulation=True)
+            outcome = work.run(site, JobState(states[site.name]))
             states[site.name] = outcome.state
             replies.append(SiteReply(site.name, outcome.release.arrays))
         coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)

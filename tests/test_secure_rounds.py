@@ -399,18 +399,20 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
         secure=SecureStage("sum", 1, members, tuple(NAMES)),
     )  # fmt: skip
 
+    site = sites()[0]
+
     def total(usages):
         request = replace(asked, usages=np.asarray(usages, float))
-        work = PatientRound(sites()[0], request, site=NAMES[0], simulation=True)
-        return work.bounded(work.planned, None).total
+        work = PatientRound(site.vocabularies, request, site=NAMES[0], simulation=True)
+        return work.bounded(site, work.planned, None).total
 
     little, much = ([[1, 4, 9], [0, 0, 0]], [[9, 4, 1], [0, 0, 0]])
     assert (total([little, much]) == total([little, little])).all()
     assert (total([little, much]) != total([much, much])).any()
     with pytest.raises(MessageError, match="usages of slots"):
-        PatientRound(sites()[0], asked, site=NAMES[0], simulation=True)
+        PatientRound(site.vocabularies, asked, site=NAMES[0], simulation=True)
     unweighted = replace(asked, solver=replace(SOLVER, relative_l21=0.0))
-    PatientRound(sites()[0], unweighted, site=NAMES[0], simulation=True)  # needs no usages
+    PatientRound(site.vocabularies, unweighted, site=NAMES[0], simulation=True)  # needs no usages
 
 
 def test_real_sites_take_part_with_pinned_keys_whatever_is_left_of_one_before(tmp_path, hospitals):

@@ -122,9 +122,9 @@ class SimulatedSite:
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
         """Run a round as a real site would, and return the sum in grid units and the release."""
         request = replace(self._transcript.requests[planned.round], job=self._job)
-        work = PatientRound(self._site, request, site=self._name, simulation=False)
-        total = work.bounded(planned, self.kept).total.copy()
-        outcome = work.run(self.kept)
+        work = PatientRound(self._site.vocabularies, request, site=self._name, simulation=False)
+        total = work.bounded(self._site, planned, self.kept).total.copy()
+        outcome = work.run(self._site, self.kept)
         self.kept = replace(self.kept, state=outcome.state)  # none, unless the code has a fault
         released = outcome.release
         assert isinstance(released, Release)

@@ -121,8 +121,8 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
-    rule = site_rules.find(request.rule_name)
-    return rule(hospital.source, request, site=hospital.name, simulation=hospital.simulation)
+    rule, vocabularies = site_rules.find(request.rule_name), hospital.source.vocabularies
+    return rule(vocabularies, request, site=hospital.name, simulation=hospital.simulation)
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from traceback import clear_frames
 
-from dpfact_flower.data.site_data import forget_patients
+from dpfact_flower.data.site_data import SiteData, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, data_tag
@@ -119,7 +119,8 @@ class Site:
             release = release_unprotected(state.factors[1:])
         elif not request.anchors:  # rounds of a start leave no state
             with self._reading_patients(request, progress):
-                release = _sent(compute(admission.work, JobState()).release, None)
+                data = self._hospital.source.read()
+                release = _sent(compute(admission.work, data, JobState()).release, None)
         if release is None:
             check_follows(request, row)  # raises an error: the round is over
         assert release is not None
@@ -165,12 +166,13 @@ class Site:
     ) -> Release:
         """Compute a release and store the site's state. Charge the release unless it is late."""
         hospital, request = self._hospital, admission.request
-        fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
+        data = hospital.source.read()
+        fingerprint = data_tag(hospital.folder, data.fingerprint)
         admission.check_same_data(fingerprint)
         store, last, kept = hospital.store(request.job, fingerprint), admission.last, JobState()
         if last is not None:
             kept = JobState(store.load(last.round), partial(ledger.release_of, last.job))
-        outcome = compute(admission.work, kept)
+        outcome = compute(admission.work, data, kept)
         admission.free_disk()
         if outcome.state is not None:
             store.save(outcome.state)
@@ -225,9 +227,9 @@ def _check_charged(row: LedgerRow, release: Release | Share) -> None:
         raise StateError(f"round {row.round} of job {row.job!r} was released with other values")
 
 
-def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
+def compute(work: RoundWork, data: SiteData, kept: JobState) -> RoundOutcome:
     """Run a round. Refuse the outcome if it costs more than `work.cost()` announced."""
-    outcome = work.run(kept)
+    outcome = work.run(data, kept)
     announced, spent = _costs(work.cost()), _costs(outcome.release.events)
     if any(s > a * (1 + 1e-12) for s, a in zip(spent, announced, strict=True)):
         raise StateError("the rule releases more than it announced")

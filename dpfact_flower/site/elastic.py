@@ -2,11 +2,13 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from dpfact_flower.data.site_data import SiteSource
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MessageError, shown
 from dpfact_flower.estimation.codes import paired_codes
 from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_unprotected
@@ -38,11 +40,12 @@ class ElasticRound(RoundWork):
     """The `RoundWork` of privacy modes "none" and "paper"."""
 
     def __init__(
-        self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
-    ) -> None:
+        self, vocabularies: Sequence[Vocabulary], request: RoundRequest, *, site: str,
+        simulation: bool,
+    ) -> None:  # fmt: skip
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
-        sizes = [len(vocabulary) for vocabulary in source.vocabularies]
+        sizes = [len(vocabulary) for vocabulary in vocabularies]
         selected = tuple(map(len, request.selection))
         if selected and selected != paired_codes(sizes):
             raise MessageError(
@@ -50,8 +53,8 @@ class ElasticRound(RoundWork):
                 f"got a selection of {shown(selected)}"
             )
         check_modes(request, sizes)
-        self._modes = [vocabulary.name for vocabulary in source.vocabularies]
-        self._source, self._request, self._site = source, request, site
+        self._modes = [vocabulary.name for vocabulary in vocabularies]
+        self._request, self._site = request, site
         self._noise = Noise.from_settings(
             request.privacy, stream=stream(request, site), simulation=simulation
         )
@@ -69,9 +72,9 @@ class ElasticRound(RoundWork):
             request.solver, rho, sizes, round_number=request.round, seeded=self._noise.seeded
         )
 
-    def run(self, kept: JobState) -> RoundOutcome:
+    def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
         """Factorise the data and release the feature factors (the site's part of Algorithm 1)."""
-        request, tensor = self._request, self._source.read().tensor
+        request, tensor = self._request, data.tensor
         if tensor.nnz == 0:
             raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
         if request.privacy.privacy == "none" and not request.anchors:

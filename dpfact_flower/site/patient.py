@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import SiteData, SiteSource
+from dpfact_flower.data.site_data import SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MessageError, SettingsError, StateError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, ReleaseEvent
@@ -46,21 +47,22 @@ Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class PatientRound(RoundWork):
-    """The `RoundWork` of patient mode. Only `run` and `bounded` read patients' data."""
+    """The `RoundWork` of patient mode."""
 
     def __init__(
-        self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
-    ) -> None:
+        self, vocabularies: Sequence[Vocabulary], request: RoundRequest, *, site: str,
+        simulation: bool,
+    ) -> None:  # fmt: skip
         if request.privacy.privacy != "patient":
             raise MessageError(f"request: 'patient' has no mode {request.privacy.privacy!r}")
-        sizes = [len(vocabulary) for vocabulary in source.vocabularies]
+        sizes = [len(vocabulary) for vocabulary in vocabularies]
         self._plan = plan_of(request, sizes)
         self.planned = self._plan.release_of(request.round)
         self.is_final = self.planned is None
         check_carries(request, self.planned)
         check_modes(request, sizes)
-        self._modes = [vocabulary.name for vocabulary in source.vocabularies]
-        self._source, self._request, self._site = source, request, site
+        self._modes = [vocabulary.name for vocabulary in vocabularies]
+        self._request, self._site = request, site
         self._noise = Noise.from_settings(
             request.privacy, stream=stream(request, site), simulation=simulation
         )
@@ -74,11 +76,11 @@ class PatientRound(RoundWork):
             if planned.round >= self._request.round
         )
 
-    def run(self, kept: JobState) -> RoundOutcome:
+    def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
         """Compute the round's planned release. The last round has none and is never run."""
         planned = self.planned
         assert planned is not None
-        name, bounded = planned.name(self._modes), self.bounded(planned, kept)
+        name, bounded = planned.name(self._modes), self.bounded(data, planned, kept)
         if planned.sharing is None:
             return RoundOutcome(release(bounded, self._noise, name=name))
         slot = self._slot(planned.sharing)
@@ -89,10 +91,10 @@ class PatientRound(RoundWork):
         names = [member.site for member in self._request.secure.members]
         return names.index(self._site) % sharing.slots
 
-    def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
+    def bounded(self, data: SiteData, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """Return the sum to which a planned release adds noise. The sum must not leave the site."""
         request = self._request
-        tensor = self._source.read().select_codes(request.selection).tensor
+        tensor = data.select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
             tensor, planned, request.anchors,
             lambda: ridge_of(request, self._usage(kept)),

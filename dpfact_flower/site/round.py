@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import Release, ReleaseEvent, Share
@@ -60,7 +61,7 @@ class RoundWork(Protocol):
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """Return the costs of this and all later rounds, computed only from public facts."""
 
-    def run(self, kept: JobState) -> RoundOutcome:
+    def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
         """Compute the round. Keep no patients' data except in the outcome."""
 
 

@@ -12,6 +12,6 @@ site_rules: Registry[Callable[..., RoundWork]] = Registry(
 )
 """Rules installed at a site. A run may use only those rules that the site's `allow-rules` names.
 
-A rule is a class or function that takes ``(source, request, *, site, simulation)``. The rule
-returns the `RoundWork` or refuses the request, and reads no patient's data.
+A rule is a class or function that takes ``(vocabularies, request, *, site, simulation)``. The rule
+returns the `RoundWork` or refuses the request. Only `RoundWork.run` receives patients' data.
 """

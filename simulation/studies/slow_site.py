@@ -56,8 +56,9 @@ class _Players:
 
     def reply(self, name: str, request: RoundRequest) -> SiteReply:
         """Return a site's reply."""
-        work = ElasticRound(self.sites[name], request, site=name, simulation=True)
-        outcome = work.run(JobState(self._states[name]))
+        site = self.sites[name]
+        work = ElasticRound(site.vocabularies, request, site=name, simulation=True)
+        outcome = work.run(site, JobState(self._states[name]))
         self._states[name] = outcome.state
         return SiteReply(name, outcome.release.arrays)
 

@@ -116,20 +116,20 @@ def state_carried_over(monkeypatch):
     """Add momentum: half of the previous round's sum without noise."""
     real_bounded, real_run = PatientRound.bounded, PatientRound.run
 
-    def bounded(self, planned, kept):
-        made = real_bounded(self, planned, kept)
+    def bounded(self, data, planned, kept):
+        made = real_bounded(self, data, planned, kept)
         state = kept.state
         if state is None:
             return made
         carried = np.resize(state.factors[0].ravel(), made.total.shape)
         return replace(made, total=made.total + (carried / 2).astype(np.int64))
 
-    def run(self, kept):
-        outcome = real_run(self, kept)
+    def run(self, data, kept):
+        outcome = real_run(self, data, kept)
         planned = self._plan.release_of(self._request.round)
         if planned is None:
             return outcome
-        sums = self.bounded(planned, kept).total.astype(np.float32)[:, None]
+        sums = self.bounded(data, planned, kept).total.astype(np.float32)[:, None]
         return RoundOutcome(outcome.release, SiteState(self._request.round, (sums,), 0.1))
 
     monkeypatch.setattr(PatientRound, "bounded", bounded)
@@ -186,8 +186,8 @@ def with_seed(*parts):
         real = PatientRound.__init__
         secret = np.random.default_rng().bytes(8)
 
-        def init(self, data, request, *, site, simulation):
-            real(self, data, request, site=site, simulation=simulation)
+        def init(self, vocabularies, request, *, site, simulation):
+            real(self, vocabularies, request, site=site, simulation=simulation)
             known = {
                 "job": request.job, "round": request.round, "site": site, "run": request.seed,
                 "secret": secret,

@@ -42,7 +42,9 @@ def begun(cohort, server: Coordinator, number=1):
     """Play a round without factors, which requests only counts or co-occurrences."""
     request = server.request(number)
     found = {
-        site.name: ElasticRound(site, request, site=site.name, simulation=True).run(JobState())
+        site.name: ElasticRound(site.vocabularies, request, site=site.name, simulation=True).run(
+            site, JobState()
+        )
         for site in cohort.sites
     }
     replies = [SiteReply(name, outcome.release.arrays) for name, outcome in found.items()]

@@ -330,7 +330,9 @@ def test_a_sites_release_is_the_same_with_any_loss(cohort, loss):
     assert squared.privacy == other.privacy
     for site in cohort.sites:
         sent = [
-            PatientRound(site, request, site=site.name, simulation=True).run(None).release.arrays
+            PatientRound(site.vocabularies, request, site=site.name, simulation=True)
+            .run(site, None)
+            .release.arrays
             for request in (asked, again)
         ]
         assert_bits(*sent)

@@ -26,7 +26,8 @@ from tests.site.federation import make_request
 def answer(tensor, asked, state=None, site="a", simulation=True):
     sizes = enumerate(tensor.feature_shape)
     source = SiteData(site, tensor, [Vocabulary(f"m{n}", [*map(str, range(i))]) for n, i in sizes])
-    return ElasticRound(source, asked, site=site, simulation=simulation).run(JobState(state))
+    work = ElasticRound(source.vocabularies, asked, site=site, simulation=simulation)
+    return work.run(source, JobState(state))
 
 
 @pytest.fixture
@@ -50,9 +51,9 @@ def test_a_start_has_the_codes_that_both_sides_expect(cohort, monkeypatch, most,
     asked = make_request(round=2, anchors=(), selection=selection)
     if says:
         with pytest.raises(MessageError, match=says):
-            ElasticRound(site, asked, site="a", simulation=True)
+            ElasticRound(site.vocabularies, asked, site="a", simulation=True)
         return
-    ElasticRound(site, asked, site="a", simulation=True)
+    ElasticRound(site.vocabularies, asked, site="a", simulation=True)
     release = answer(site.tensor, asked).release
     assert [array.shape for array in release.arrays] == [(4 * 3 // 2,)]
 

@@ -15,7 +15,7 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.site.patient import PatientRound, ridge_of
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.wire.protocol import RoundRequest
-from tests.site.federation import CODES, PLANNED, SOLVER, Watched
+from tests.site.federation import CODES, PLANNED, SOLVER
 
 
 class Kept:
@@ -52,7 +52,7 @@ def make_request(data, number, privacy=PLANNED, solver=SOLVER, **changes) -> Rou
 
 
 def make_round(data, request, site="site-1", simulation=False) -> PatientRound:
-    return PatientRound(data, request, site=site, simulation=simulation)
+    return PatientRound(data.vocabularies, request, site=site, simulation=simulation)
 
 
 def plan(data, privacy=PLANNED, rank=4):
@@ -61,7 +61,7 @@ def plan(data, privacy=PLANNED, rank=4):
 
 def own_start(data, values) -> Release:
     """Return a start as the ledger returns it."""
-    release = make_round(data, make_request(data, 1)).run(Kept()).release
+    release = make_round(data, make_request(data, 1)).run(data, Kept()).release
     return replay([values], release.events)
 
 
@@ -77,7 +77,7 @@ def test_what_is_charged_is_what_was_planned_round_for_round(data, privacy):
     for number in range(1, plan(data, privacy).rounds):
         work = make_round(data, make_request(data, number, privacy))
         assert work.cost() == whole[number - 1 :]  # from this round on
-        release = work.run(Kept()).release
+        release = work.run(data, Kept()).release
         assert [array.shape for array in release.arrays] == [(e.count,) for e in release.events]
         charged += release.events
     assert tuple(charged) == whole
@@ -88,18 +88,6 @@ def test_what_is_charged_is_what_was_planned_round_for_round(data, privacy):
         assert names[-1] == f"round {len(names)}, refine diagnoses"
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_no_patient_is_read_before_a_round_runs(data, number):
-    source = Watched(data)
-    work = make_round(source, make_request(data, number))
-    work.cost()
-    assert not source.read_by_now
-    outcome = work.run(Kept())
-    assert source.read_by_now
-    assert outcome.state is None
-    assert len(outcome.release.arrays) == 1
-
-
 def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
     privacy = replace(PLANNED, noise_seed=4)
     drawn = {}
@@ -107,10 +95,10 @@ def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
         request = make_request(data, number, privacy, seed=seed)
         work = make_round(data, request, site=site, simulation=True)
         planned = plan(data, privacy).release_of(number)
-        exact = work.bounded(planned, Kept())
+        exact = work.bounded(data, planned, Kept())
         again = make_round(data, request, site=site, simulation=True)
-        sent = work.run(Kept()).release.arrays[0]
-        assert sent.tobytes() == again.run(Kept()).release.arrays[0].tobytes()
+        sent = work.run(data, Kept()).release.arrays[0]
+        assert sent.tobytes() == again.run(data, Kept()).release.arrays[0].tobytes()
         drawn[number, site, seed] = sent - (exact.total * exact.grid)
     first = drawn.pop((2, "a", 3))
     for other in drawn.values():
@@ -125,8 +113,8 @@ def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
         for number in (1, 2, 3):
             work = make_round(data, make_request(data, number, privacy))
             planned = plan(data, privacy).release_of(number)
-            exact = work.bounded(planned, Kept())
-            difference = work.run(Kept()).release.arrays[0] - exact.total * exact.grid
+            exact = work.bounded(data, planned, Kept())
+            difference = work.run(data, Kept()).release.arrays[0] - exact.total * exact.grid
             spread = float(np.sqrt(np.mean(difference.astype(np.float64) ** 2)))
             assert spread == pytest.approx(planned.sigma, rel=0.4)
             assert (spread < 0.01) == close
@@ -140,8 +128,8 @@ def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number
     planned = plan(data, privacy).release_of(number)
     request = make_request(data, number, privacy, solver)
     given = {2: make_round(data, make_request(data, 2, privacy, solver), simulation=True)
-             .run(Kept()).release}  # fmt: skip
-    reference = make_round(data, request, simulation=True).bounded(planned, Kept(given))
+             .run(data, Kept()).release}  # fmt: skip
+    reference = make_round(data, request, simulation=True).bounded(data, planned, Kept(given))
     variants = [
         (request, "site-1"),
         (request, "another"),
@@ -151,15 +139,15 @@ def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number
     ]
     for asked, site in variants:
         work = make_round(replace(data, name="renamed"), asked, site=site, simulation=True)
-        work.run(Kept(given))
+        work.run(data, Kept(given))
         kept = Kept(given)
-        found = work.bounded(planned, kept)
+        found = work.bounded(data, planned, kept)
         np.testing.assert_array_equal(found.total, reference.total)
         assert (found.sensitivity, found.sigma) == (reference.sensitivity, reference.sigma)
         assert set(kept.asked) <= {2}  # the site's own start
     # Removing a patient changes the sum.
     fewer = replace(data, tensor=data.tensor.select_patients(range(1, data.tensor.n_patients)))
-    other = make_round(fewer, request, simulation=True).bounded(planned, Kept(given))
+    other = make_round(fewer, request, simulation=True).bounded(fewer, planned, Kept(given))
     moved = (other.total - reference.total).astype(np.float64) * reference.grid
     assert 0 < np.linalg.norm(moved) <= planned.sensitivity * (1 + 1e-9)
 
@@ -170,7 +158,7 @@ def test_labels_and_identifiers_are_not_in_it(data):
     for number in (1, 2):
         planned = plan(data).release_of(number)
         request = make_request(data, number)
-        one, other = (make_round(d, request).bounded(planned, Kept()) for d in (data, told))
+        one, other = (make_round(d, request).bounded(d, planned, Kept()) for d in (data, told))
         np.testing.assert_array_equal(one.total, other.total)
 
 
@@ -213,11 +201,11 @@ def test_the_ridge_comes_from_the_sites_released_start_and_moves_the_sum(data):
     request = make_request(data, 2, solver=replace(SOLVER, relative_l21=5.0))
     planned = plan(data).release_of(2)
     work = make_round(data, request)
-    without = work.bounded(planned, Kept())
+    without = work.bounded(data, planned, Kept())
     strong = np.full(210, 1e6, np.float32)
-    weighed = work.bounded(planned, Kept({1: own_start(data, strong)}))
+    weighed = work.bounded(data, planned, Kept({1: own_start(data, strong)}))
     assert not np.array_equal(without.total, weighed.total)
-    elsewhere = work.bounded(planned, Kept({2: own_start(data, strong)}))
+    elsewhere = work.bounded(data, planned, Kept({2: own_start(data, strong)}))
     np.testing.assert_array_equal(without.total, elsewhere.total)
 
 
@@ -242,7 +230,7 @@ def test_a_patient_alone_adds_at_most_the_sensitivity(data, number):
     moved = []
     for patient in range(20):
         alone = replace(data, tensor=data.tensor.select_patients([patient]), labels=None)
-        found = make_round(alone, request).bounded(planned, Kept())
+        found = make_round(alone, request).bounded(alone, planned, Kept())
         moved.append(np.linalg.norm(found.total * found.grid))
     assert max(moved) <= planned.sensitivity
     assert max(moved) > 0.5 * planned.sensitivity

@@ -14,6 +14,7 @@ from dpfact_flower.site.answer import Site
 from dpfact_flower.site.elastic import ElasticRound
 from dpfact_flower.site.round import RoundOutcome, RoundWork
 from dpfact_flower.site.rules import site_rules
+from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import make_client, make_request, rows_of
 
@@ -40,19 +41,20 @@ class Counts(RoundWork):
     charged_rounds = 1
     said, sent = SIGMA, SIGMA
 
-    def __init__(self, source, request, *, site, simulation):
-        self.tensor = source.read().tensor
+    def __init__(self, vocabularies, request, *, site, simulation):
+        self.sizes = [len(vocabulary) for vocabulary in vocabularies]
 
-    def counts(self, sigma):
-        counts = code_counts(self.tensor, sigma=sigma)
+    def counts(self, tensor, sigma):
+        counts = code_counts(tensor, sigma=sigma)
         return release(counts, Noise.from_os(), name="counts")
 
     def cost(self):
-        return self.counts(self.said).events if self.said else ()
+        nobody = SparseTensor.from_coo(np.empty((0, 3), int), [], (1, *self.sizes))
+        return self.counts(nobody, self.said).events if self.said else ()
 
-    def run(self, kept):
+    def run(self, data, kept):
         if self.sent:
-            return RoundOutcome(self.counts(self.sent))
+            return RoundOutcome(self.counts(data.tensor, self.sent))
         return RoundOutcome(release_unprotected([np.ones((2, 2), np.float32)]))
 
 
@@ -112,8 +114,8 @@ def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_p
         def cost(self):
             return tuple(replace(each, own_sigma=SIGMA / 2) for each in super().cost())
 
-        def run(self, kept):
-            made = self.counts(SIGMA)
+        def run(self, data, kept):
+            made = self.counts(data.tensor, SIGMA)
             events = tuple(replace(each, own_sigma=own) for each in made.events)
             return RoundOutcome(replace(made, events=events))
 
