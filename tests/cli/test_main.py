@@ -43,12 +43,12 @@ def test_help_teaches_every_command():
 
 
 @pytest.mark.slow
-def test_data_run_and_report(tmp_path, monkeypatch):
+def test_data_run_and_report(cohort_folder, tmp_path, monkeypatch):
     data, out = tmp_path / "data", tmp_path / "run"
     assert dpfact("data", "synthetic", "paper-synthetic", "--out", data).count("site-") == 5
     assert "1,000" in dpfact("data", "show", data)
     settings = ("-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none")
-    command = ["run", "--data", data, "--out", out, *settings]
+    command = ["run", "--data", cohort_folder, "--out", out, *settings]
     assert "no privacy guarantee" in dpfact(*command)
     with pytest.raises(SettingsError, match=r"holds a finished run already; .* --force"):
         dpfact(*command)

@@ -350,6 +350,7 @@ def test_an_unknown_loss_is_refused_before_the_run():
         with_loss("hinge")
 
 
+@pytest.mark.nightly
 def test_a_run_with_another_loss_spends_the_same_and_learns_other_factors(tmp_path):
     cohort, found = synthetic(preset("demo", patients=600)), {}
     config = {"rank": 5, "epsilon": 50.0, "refine-rounds": 0, "noise-seed": 1}
