@@ -124,8 +124,8 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
+        chance[doubted] = np.maximum(chance[doubted], _EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
-    chance[doubted] = np.maximum(chance[doubted], _EVEN)
     return tuple(round(float(each), 3) for each in chance)
 
 
