@@ -80,24 +80,21 @@ def export(
     from dpfact_flower.evaluation.prose import (
         DOUBTFUL,
         NOT_FOUND,
-        certainty,
+        certainties,
         titles,
         uninformative_message,
     )
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_replications, read_summary
-    from dpfact_flower.evaluation.tables import pairs_of
 
     if phenotypes is None and patients is None:
         raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")
     if (patients is None) != (data is None):
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
     model = GlobalModel.read(run)
-    chances = model.false_discovery or [None] * model.rank
-    others = read_replications(run, model.rank)
-    if (run / SUMMARY).exists() and (nothing := uninformative_message(read_summary(run))):
+    summary = read_summary(run) if (run / SUMMARY).exists() else None
+    if summary is not None and (nothing := uninformative_message(summary)):
         say(f"warning: {nothing}")
-        chances, others = [None] * model.rank, ()
-    sure = {r: certainty(pairs_of(r, others), chance) for r, chance in enumerate(chances, start=1)}
+    sure = certainties(model, read_replications(run, model.rank), summary)
     if doubtful := [str(r) for r, word in sure.items() if word in (DOUBTFUL, NOT_FOUND)]:
         say(f"doubtful, or not found again: phenotype(s) {', '.join(doubtful)}")
     if phenotypes is not None:

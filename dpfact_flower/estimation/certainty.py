@@ -39,8 +39,6 @@ _USUAL = 0.35
 """Share of absent phenotypes for which the curve holds. It was chosen on the same quarters."""
 _ITERATIONS = 20
 """Number of iterations in a fit to one of the `halves`."""
-_STEPS = 50
-"""Number of steps of expectation maximisation."""
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
@@ -139,7 +137,7 @@ def _for_share(chance: Floats) -> Floats:
     The share of absent phenotypes is estimated by expectation maximisation (Saerens et al. 2002).
     """
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
-    for _ in range(_STEPS):
+    for _ in range(50):
         corrected = odds * share / (1 - share + odds * share)
         share = max(_USUAL, corrected.mean())
     return np.asarray(corrected)

@@ -134,6 +134,16 @@ def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
     return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
 
 
+def certainties(
+    model: GlobalModel, others: Sequence[tables.Replication], summary: Summary | None
+) -> dict[int, str]:
+    """Return each phenotype's `certainty`, given its matches in `others`. Noise has none."""
+    if summary is not None and uninformative_message(summary):
+        return dict.fromkeys(range(1, model.rank + 1), "")
+    chances = model.false_discovery or [None] * model.rank
+    return {r: certainty(tables.pairs_of(r, others), p) for r, p in enumerate(chances, start=1)}
+
+
 def first_line(
     table: tables.PhenotypeTable | None, rank: int, words: Sequence[str], unit: str
 ) -> str:

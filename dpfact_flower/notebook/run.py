@@ -14,7 +14,7 @@ from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.clinical import clinical_measures
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import library
-from dpfact_flower.evaluation.prose import headline, uninformative_message
+from dpfact_flower.evaluation.prose import certainties, headline, titles, uninformative_message
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import SharedPhenotypes
@@ -90,8 +90,15 @@ class Run:
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Return the codes of each phenotype, which are as public as the model."""
-        return self.model.to_frame(top=top)
+        """Return the codes of each phenotype, which are as public as the model.
+
+        If `folder` holds a comparison with other runs, the column ``certainty`` is based on it.
+        """
+        others = run_folder.read_replications(self.folder, self.model.rank) if self.folder else ()
+        frame = self.model.to_frame(top=top)
+        frame.insert(1, "title", frame["phenotype"].map(titles(self.model)))
+        sure = certainties(self.model, others, self.summary)
+        return frame.assign(certainty=frame["phenotype"].map(sure))
 
     def clinical(self) -> DataFrame:
         """Return clinical measures of the phenotypes, which are as public as the model."""

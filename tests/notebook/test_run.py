@@ -119,7 +119,13 @@ def test_names_show_everywhere(run, tmp_path):
     named = run.label(2, "renal failure").save(tmp_path / "named")
     again = Run.read(named)
     assert again.model.headings[1] == "renal failure"
-    assert set(again.phenotypes()["name"]) == {"", "renal failure"}
+    found = again.phenotypes()
+    assert found.columns[1] == "title"
+    assert set(found["name"]) == {"", "renal failure"} < {*found["title"], ""}
+    assert set(found["certainty"]) == {""}  # without noise, there is no start to judge by
+    noisy = replace(again, model=replace(again.model, false_discovery=(0.01, 0.2, 0.9)))
+    words = noisy.phenotypes().groupby("phenotype")["certainty"].first()
+    assert words.tolist() == ["likely real", "uncertain", "doubtful"]
     assert "renal failure" in again._repr_html_()
     assert again.plot_phenotype(2).get_title() == "renal failure"
     labels = [text.get_text() for text in again.plot_usage().get_xticklabels()]
