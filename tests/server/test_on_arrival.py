@@ -316,3 +316,6 @@ def test_a_rule_with_an_update_of_its_own_works_in_step(monkeypatch):
     monkeypatch.setattr(OwnUpdate, "arrive", ServerRule.arrive)
     with pytest.raises(SettingsError, match="has no method 'arrive'; use 'sync'"):
         on_arrival(rule="mine", start="random")
+    monkeypatch.setitem(server_rules._more, "mine", lambda *_: object())
+    with pytest.raises(SettingsError, match="rule: 'mine' must be a subclass of ServerRule"):
+        on_arrival(rule="mine", start="random")

@@ -106,6 +106,20 @@ def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, 
     assert not rows_of(tmp_path)
 
 
+def test_a_rule_that_announces_noise_and_adds_none_is_refused_in_mode_none_too(
+    data, tmp_path, caplog
+):
+    class Liar(Counts):
+        sent = 0.0
+
+    site_rules.register("counts", Liar)
+    site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0)
+    with pytest.raises(RoundFailedError):
+        site.answer(request(privacy=PrivacySettings(privacy="none")))
+    assert "the rule releases values without noise" in caplog.text
+    assert not rows_of(tmp_path)
+
+
 @pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
 def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_path, caplog, own):
     """The cost if all others collude has a separate cap."""

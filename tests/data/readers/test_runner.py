@@ -66,6 +66,20 @@ def test_a_script_of_ones_own(source, tmp_path):
     )
 
 
+@pytest.mark.parametrize(("known", "is_read"), [("17.0", False), ("17.05", True), ("b17.0", True)])
+def test_whole_identifiers_that_were_written_as_fractions_are_refused(
+    known, is_read, source, tmp_path
+):
+    script = written(tmp_path, HEAD + BODY.replace("who", "who_id"))
+    text = STAYS.replace("who", "who_id").replace("ann", known)
+    (source / "stays.csv").write_text(text)
+    if is_read:
+        assert read(script, source).sites[0].patients == (known,)
+    else:
+        with pytest.raises(DataError, match="column who_id must be an identifier without a final"):
+            read(script, source)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "found"),
     [
