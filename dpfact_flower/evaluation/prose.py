@@ -360,4 +360,5 @@ def _certainty(summary: Summary) -> str:
     if not chances or uninformative_message(summary):
         return ""
     likely = sum(certainty((), chance) == LIKELY for chance in chances)
-    return f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
+    found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
+    return found if likely else f"{found}; a lower rank may help (auto-rank finds it)"
