@@ -1,7 +1,7 @@
 """Flower's entry points at a site: `app`, and `DPFactClient` for Flower's older API.
 
-The entry points unpack requests for a `Site` and pack the site's replies. In a deployment, a site's
-node config contains its `SiteSettings`. In a simulation, the node config contains Flower's
+The entry points unpack each request, let a `Site` answer, and pack the reply. In a deployment, a
+site's node config contains its `SiteSettings`. In a simulation, the node config contains Flower's
 `partition-id` and `num-partitions` instead, which select one of the sites in the run's data.
 """
 
@@ -51,7 +51,7 @@ Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """Raised when a round fails. The error's text is only a code, so the server may see it."""
+    """Raised when a round fails. The message is only an error code, which the server may see."""
 
     code = "refused"
 
@@ -60,9 +60,9 @@ class DPFactClient(NumPyClient):
     """A hospital in a DPFact run, as a Flower NumPyClient.
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
-    `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`.
-    `came_in` and `time_left` apply only to the client's first request.
+    `state_dir` and `allow_privacy`. For `simulation` and `beside`, see
+    `dpfact_flower.site.hospital.Hospital`. For `came_in` and `time_left`, which are used only for
+    the client's first request, see `dpfact_flower.site.disclosure.ReplyDelay`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Run the checks that `fit` makes before it reads patients' data. Charge nothing."""
+        """Run the checks that `fit` makes before it reads patients' data, without any charge."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
@@ -128,7 +128,7 @@ class DPFactClient(NumPyClient):
         raise RoundRefusedError(self.refusal(PrivacyRefusedError("the loss stays at the site")))
 
     def refusal(self, error: Exception) -> str:
-        """Log an error, wait until a reply is due, and return the text to send."""
+        """Log an error, wait until a reply is due, and return the error text for the server."""
         reason = log_privately(self.site.name, error)
         self._delay().wait()
         return reason
@@ -179,7 +179,7 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
 def answered(
     message: Message, client: DPFactClient, ask: Callable[..., Any] = DPFactClient.fit
 ) -> Message:
-    """Return a client's reply to a round's request. This function never raises an error."""
+    """Return a client's reply to a request, or an error reply if the client raises an error."""
     try:
         request = records.read_request(message)
     except Exception as error:  # the text of an error must not reach the server
@@ -217,7 +217,7 @@ def _refusal(context: Context, error: Exception, came_in: float) -> str:
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """Return the node's client for a new request. `ReplyDelay` explains `came_in` and `time_left`.
+    """Return the node's client for a new request. For `came_in` and `time_left`, see `ReplyDelay`.
 
     A `RoundRefusedError` contains only a code, because Flower sends the errors of a `client_fn` to
     the server. The site's own log contains the cause.

@@ -1,10 +1,10 @@
-"""Send requests and preflights to sites, and repeat lost requests.
+"""Send requests and preflight checks to sites, and repeat requests that were lost.
 
-A site's process may exit after the site has charged a release but before it replies. The site then
-answers a repeated request from its ledger without a second charge. The server therefore repeats
-requests to lost sites until the round ends. A SuperNode whose connection breaks during a transfer
-loses the message without reporting an error. Halfway through the round, the server therefore sends
-every silent site its request once more.
+A site's process may exit after it has charged its budget for a release but before it replies. The
+site then answers a repeated request from its ledger without a second charge. The server therefore
+repeats requests to sites that Flower reports as lost until the round ends. A SuperNode whose
+connection breaks during a transfer loses the message without reporting an error. Halfway through
+the round, the server therefore sends every site that has not replied its request once more.
 """
 
 import math
@@ -53,9 +53,9 @@ class RoundPolicy(NamedTuple):
 
     If the round is `charged` to the sites' budgets, the server waits up to `RETURN_SECONDS` for
     lost sites. If the round is `required` by later rounds, sites that connect late also get the
-    request. At the end of a required round, connected sites that have not replied get the request
-    again, with extra time to answer. Nodes in `left_out` never get a request. If fewer than
-    `quorum` sites reply within a shortened time limit, missing sites get `grace` seconds more.
+    request. When a required round's time is up, connected sites that have not replied get the
+    request again and some extra time. Nodes in `left_out` never get a request. If fewer than
+    `quorum` sites reply in time, the other sites get `grace` more seconds.
     """
 
     charged: bool = False
@@ -88,8 +88,8 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent for the first time or again.
 
-        A site that was too slow replied with a `RoundFailedError`. If the site is asked again, its
-        release may be ready.
+        A site that runs out of time replies with a `RoundFailedError`. If the site is asked again,
+        its release may be ready.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -103,7 +103,7 @@ class InFlight:
 
 
 class Exchange:
-    """The requests to all nodes, with their replies. `send` calls `sent` with each message."""
+    """The requests to all nodes, with their replies. `send` reports each message to `sent`."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
@@ -141,7 +141,7 @@ class Exchange:
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Return new replies by node. A reply without an error ends the wait for that node."""
+        """Return new replies, keyed by node. An error-free reply ends the wait for that node."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
@@ -160,9 +160,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
-    `sent` is called with each message that the Grid sends in addition to the caller's messages.
-    `policy` applies to the next round. `seconds` contains the reply time of each node that answered
-    in the last round. `registered` contains the registered name of every node that ever connected.
+    `sent` is called with each message that the Grid sends in addition to the caller's messages. Set
+    `policy` before each round. `seconds` contains the reply time of each node that answered in the
+    last round. `registered` contains the registered name of every node that ever connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -256,7 +256,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink. If its database is busy (error 500), keep trying for half a minute."""
+    """Call the SuperLink. While its database is busy (error 500), retry for about 30 seconds."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -269,7 +269,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """Return the text that describes an error in the history."""
+    """Return an error's text, as recorded in the run's history."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
@@ -281,7 +281,7 @@ def is_lost(reply: Message) -> bool:
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Return whether a site was silent, a message was lost, or the reply would be too late."""
+    """Return whether there is no reply, a message was lost, or the site could not reply in time."""
     return reply is None or is_lost(reply) or _says(reply, errors.LateError)
 
 
@@ -296,7 +296,7 @@ _UNKNOWN = ("No query function registered", "Invalid message type: query")
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask the nodes whether they would answer a round of `timeout` seconds.
+    """Ask the nodes whether they would answer `request` in a round of `timeout` seconds.
 
     Wait at most `patience` seconds. No patient's data is read, and an answer reveals no more than
     the refusal of a round would.

@@ -28,12 +28,12 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """A dispatcher that sends requests and receives replies after the synchronous rounds.
+    """Sends requests and receives replies in a run's asynchronous part, after its first rounds.
 
-    Nodes in `left_out` never get a request. `read` checks a node's reply against the given shapes,
-    adds the site's name to `names`, and returns the reply or the reason why it cannot be used.
-    `wait` waits for the quorum up to a time limit, and returns the connected nodes that are not
-    left out. `wait(True)` waits for all expected sites, and ends the run if too few are connected.
+    Nodes in `left_out` never get a request. `read` checks whether a node's reply has the given
+    shapes, adds the site's name to `names`, and returns the reply or the reason why it cannot be
+    used. `wait` waits for the quorum up to a time limit, and returns the connected nodes that are
+    not left out. `wait(True)` waits for all expected sites, and ends the run without a quorum.
     """
 
     grid: Grid
@@ -50,7 +50,7 @@ class AsyncDispatcher:
         self._began = time.monotonic()
 
     def resume(self) -> None:
-        """Learn the nodes' names, and repeat requests that were unanswered when the run stopped."""
+        """After a restart, ask for the nodes' names, and resend all unanswered requests."""
         nodes = self.wait(True)
         self._ask_names(nodes)
         waited_for = self.coordinator.waited_for
@@ -62,7 +62,7 @@ class AsyncDispatcher:
         self._send(nodes)
 
     def step(self) -> bool:
-        """Receive replies and send requests, or sleep. Return whether a round is over.
+        """Receive replies and send requests, or sleep. Return whether this completed a round.
 
         The checkpoint is always written before a new request is sent.
         """

@@ -1,7 +1,7 @@
-"""The errors that this package raises on purpose.
+"""The exceptions that this package defines and raises.
 
 The text of an error never contains a patient's data, so the site may log this text. Flower passes
-the text of an exception to the server verbatim, so only an error's `code` may leave a site.
+the text of an exception to the server verbatim, so only an exception's `code` reaches Flower.
 """
 
 from typing import ClassVar
@@ -57,13 +57,13 @@ class PrivacyRefusedError(DPFactError, PermissionError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Raised when a round fails after patients' data was read. All causes share one code."""
+    """Raised when a round fails after patients' data was read. One code hides the cause."""
 
     code = "failed"
 
 
 class LateError(DPFactError, TimeoutError):
-    """Raised when a round has ended, or will end before the site may send its reply."""
+    """Raised when a round has ended, or will end before the site's reply is due."""
 
     code = "late"
 
@@ -81,7 +81,7 @@ class MissingDependencyError(DPFactError, ImportError):
 
 
 def code_in(reason: str) -> str:
-    """Return the error code in a site's message, or "" if the message contains no code."""
+    """Return the error code in the `reason` that a site sent, or "" if there is no code."""
     return reason.partition(CODE_PREFIX)[2].partition(" ")[0]
 
 
@@ -99,5 +99,5 @@ def shown(value: object) -> str:
 
 
 def heard(text: str) -> str:
-    """Shorten a received text to one printable line, so that logs and terminals can show it."""
+    """Shorten a text from a peer to one printable line, which is safe for logs and terminals."""
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_HEARD])

@@ -29,8 +29,8 @@ class DPFact(Strategy):
 
     In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds``, for which the
     privacy budget is planned. In a resumed run, set ``num_rounds`` to the number of remaining
-    rounds. Also set ``round_timeout`` there, because Flower itself enforces the deadline in this
-    API. Only the bytes of serialised arrays are recorded as a round's traffic.
+    rounds. Set ``round_timeout`` too, because in this API Flower, not DPFact, enforces the deadline
+    of a round. Only the bytes of serialised arrays are recorded as a round's traffic.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
@@ -87,7 +87,7 @@ class DPFact(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Check the replies and update the global factors. Return None if the quorum was missed."""
+        """Check replies and update the global factors. Return None if there are too few replies."""
         shapes = self.coordinator.rule.reply_shapes(self._finished_before + server_round)
         usable: list[SiteReply] = []
         reasons = (f if isinstance(f, BaseException) else f[1].status.message for f in failures)

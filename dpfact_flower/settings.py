@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """Settings for a site's computation on its own data, with the paper's symbols."""
+    """Settings for a site's computation on its own data. Some names are the paper's symbols."""
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
@@ -201,8 +201,8 @@ class PrivacySettings(Settings):
     def resolved(self, solver: SolverSettings) -> SolverSettings:
         """Return the solver's settings, adapted to this privacy mode.
 
-        Paper mode uses the paper's elastic weight, because the paper's claim rules out weights that
-        depend on patients' data. The default step size is then replaced with the paper's too.
+        Paper mode uses the paper's elastic weight, because the paper's privacy claim does not hold
+        for weights that depend on patients' data. The default step size is also the paper's.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -327,7 +327,7 @@ class AppSettings(Settings):
 
     @property
     def sites_folder(self) -> Path:
-        """Folder for the sites' own files in a simulation, always outside the run's folder."""
+        """Folder for the sites' own files in a simulation, which is never in the run's folder."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")

@@ -1,4 +1,4 @@
-"""Test, with a site's own data, whether patient mode does what its privacy proof claims.
+"""Test, with a site's own data, whether privacy mode `patient` keeps its proven guarantee.
 
 ``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends no data and
 uses no privacy budget. Findings contain no values from patients' records. However, findings are

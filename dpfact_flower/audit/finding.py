@@ -1,4 +1,4 @@
-"""The findings of audits, each with a measured number and its allowed range."""
+"""A finding of an audit: a measured number and the range in which the number must lie."""
 
 import math
 from dataclasses import dataclass
@@ -36,5 +36,5 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Return a finding that counts how often a forbidden event occurred."""
+    """Return a finding for the number of times that a forbidden event occurred."""
     return Finding(name, float(number), (0.0, 0.0), detail)

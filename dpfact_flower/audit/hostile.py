@@ -1,4 +1,4 @@
-"""Hostile input for the audits: patients and transcripts meant to exceed the sensitivity."""
+"""Hostile patients and server input, made to change a release by more than its sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -69,14 +69,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose only cell has one phenotype's highest-weighted code in each mode."""
+    """Return a patient with one cell, at a phenotype's highest-weighted code in each mode."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose values are proportional to one phenotype's largest weights."""
+    """Return a patient with values proportional to products of a phenotype's largest weights."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -123,7 +123,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Convert positions among the selected codes to positions among all codes."""
+    """Convert positions in a transcript's code selection to positions in the full code lists."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -164,9 +164,9 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return a trial's transcript. Successive trials cycle through all `FACTORS` and `STARTS`.
+    """Return the server's input for a trial. Trials cycle through all `FACTORS` and `STARTS`.
 
-    Every second trial requests a ridge penalty, because a server may do so under any settings. The
+    Every second trial requests a ridge penalty, because a server may always request one. The
     penalty's strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]

@@ -1,15 +1,15 @@
 """Test that a site's replies reveal no more to the strongest adversary than the ledger states.
 
 The adversary knows everything except whether a group of patients is present. The audit repeats a
-tiny site's run many times, with and without the group. Each repetition starts from an empty ledger.
-The most powerful test uses the log likelihood ratio of the replies (Neyman & Pearson). For a
-Gaussian mechanism, this ratio is normally distributed. Its means with and without the group are mu
-standard deviations apart. The audit compares this mu with the mu that the ledger states.
+run at a tiny site many times, with and without the group. Each repetition starts from an empty
+ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman & Pearson). For
+a Gaussian mechanism, this ratio is normally distributed. Its means with and without the group are
+mu standard deviations apart. The audit compares this mu with the mu that the ledger states.
 
 The group consists of identical patients, the canaries. The group is large enough for the estimate
 of mu to be accurate. With Gaussian noise, mu for k canaries is exactly k times the mu for one
-canary (Dong, Roth & Su 2022, Theorem 2.14). The audit checks that the canaries reach the largest
-allowed norm in every release.
+canary (Dong, Roth & Su 2022, Theorem 2.14). The audit checks that each canary's contribution has
+the largest allowed norm in every release.
 """
 
 import math
@@ -56,10 +56,10 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The data with and without the group of canaries, and everything that the adversary knows.
+    """The two data sets (with and without the canaries), and the adversary's knowledge.
 
-    For each release, `sums` holds the sum without the group, in grid units, and the group's
-    contribution, in standard deviations of the noise.
+    `sums` maps each release to the total without the canaries (in grid units) and the canaries'
+    contribution (in standard deviations of the noise).
     """
 
     target: AuditTarget
@@ -75,9 +75,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
 
-    The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
-    second is the worst such difference for a single release. The third is the smallest ratio, over
-    all releases, of a canary's norm to the sensitivity.
+    The first finding is the estimated mu of the whole run minus the mu in the ledger, in standard
+    errors of the estimate. The second is the worst such difference for a single release. The third
+    is the smallest ratio, over all releases, of a canary's norm to the sensitivity.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -136,7 +136,7 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Prepare a tiny artificial site with the target's epsilon and bound, and canaries."""
+    """Prepare a tiny artificial site with canaries, and with the target's epsilon and bound."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
     privacy = replace(  # equal costs, so that omitting any one release is noticed
@@ -163,7 +163,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes, one of the canaries' codes and one of all others."""
+    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -185,7 +185,7 @@ def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
 
 
 def _ledger_mu(folder: Path, releases: Sequence[PlannedRelease]) -> tuple[Floats, float]:
-    """Return each release's mu in a site's ledger, and the whole ledger's mu."""
+    """Return mu for each release in a site's ledger, and mu for all releases together."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

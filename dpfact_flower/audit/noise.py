@@ -1,10 +1,10 @@
 """Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
-values of `bound`, because a bound of 1 alone would not reveal code that uses the variance instead.
-The audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
-also compares two answers between which a site has lost its state. Noise is compared at every
-offset, so a restarted random number generator is noticed.
+values of `bound`, because with a bound of 1, using the variance by mistake would go unnoticed. The
+audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
+also compares the answers that a site gives before and after losing its state. Noise is compared at
+every lag, so a restarted random number generator is noticed.
 """
 
 import math
@@ -33,7 +33,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise in one release, with an array of shape (jobs, count) per stream."""
+    """The standardised noise in one release, as a (jobs, values) array for each of `_STREAMS`."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -111,7 +111,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
-    """Count releases with repeated noise, and settings that make the noise predictable."""
+    """Count the releases with repeated noise, plus one if a noise seed is set."""
     # Whole releases are compared, because a few values may coincide by chance.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]
@@ -139,13 +139,13 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
-    """Correlate paired rows at every offset, and return the largest absolute Fisher z."""
+    """Correlate paired rows at every lag, and return the largest absolute Fisher z."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = min(len(one), len(two))
         products, overlaps = _lagged(one[:jobs], two[:jobs])
         if one is two:
-            overlaps[one.shape[1] - 1] = 0  # offset 0 compares a value with itself
+            overlaps[one.shape[1] - 1] = 0  # lag 0 compares a value with itself
         looked = overlaps * jobs >= _LEAST_OVERLAP
         if not looked.any():
             continue
@@ -162,7 +162,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return, for every offset, the summed products of paired rows and the number of products."""
+    """Return, for every lag, the sum of all rows' products, and the number of products per row."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
@@ -171,7 +171,7 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Divide the rows by their joint standard deviation, which another test checks."""
+    """Divide the rows by their overall standard deviation, which `_scale` tests."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 

@@ -1,10 +1,10 @@
-"""Test that adding a patient changes a release only by that patient's bounded contribution.
+"""Test that adding a patient changes a release by the patient's bounded contribution alone.
 
 Two sites, one with an additional patient, receive the same requests from a server. Before noise is
 added, their sums are exact integers and may differ by at most the sensitivity. The difference must
 also equal the added patient's contribution. If not, another patient's contribution has changed. The
-added patients are chosen to reach the sensitivity. If no patient reaches it, the audit has not
-tested the sensitivity and fails.
+added patients are chosen so that their contributions are as large as the sensitivity allows. If no
+contribution is that large, the audit has not tested the sensitivity and fails.
 """
 
 import math
@@ -34,7 +34,7 @@ _CANARIES_A_TRIAL = 2
 def audit_sensitivity(
     target: AuditTarget, rng: np.random.Generator, *, trials: int = 24
 ) -> tuple[Finding, ...]:
-    """Test every release's sensitivity in small trials, each adding two hostile patients."""
+    """Test every release's sensitivity by adding one hostile patient at a time to small sites."""
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
     changed = dict.fromkeys(planned, 0)
@@ -68,7 +68,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with some of the target's patients, made-up patients, or one empty patient."""
+    """Return a sample of the target's patients, made-up patients, or one patient without cells."""
     sizes = target.site.tensor.feature_shape
     if trial % 8 == 3:
         return hostile.alone(target.site, [hostile.empty(sizes)])
@@ -86,7 +86,7 @@ def _totals(
 
 
 def _share(moved: Integers, release: PlannedRelease) -> Fraction:
-    """Return the squared distance divided by the squared sensitivity, as an exact fraction."""
+    """Return the change's squared norm as an exact fraction of the squared sensitivity."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(release.sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

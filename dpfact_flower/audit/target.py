@@ -1,7 +1,7 @@
 """The audited site and run, and a simulated site that runs the real code.
 
-The auditor chooses the `Transcript` (requests and earlier releases), as hostile as possible. A
-`SimulatedSite` runs `PatientRound`, the code of a real site, on one data set.
+The auditor chooses the `Transcript`: the requests and the earlier releases. A `SimulatedSite` runs
+`PatientRound`, the code of a real site, on one data set.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class AuditTarget:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of codes in each mode, after any selection."""
+        """Number of codes in each mode, after the run's code selection if there is one."""
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
@@ -67,7 +67,7 @@ class AuditTarget:
         *,
         relative_l21: float = 0.0,
     ) -> "Transcript":
-        """Return a server's requests for a run, with `anchors` in rounds that need factors."""
+        """Return a server's requests for a run, which send `anchors` where factors are needed."""
         solver, requests = replace(self.solver, relative_l21=relative_l21), {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)
@@ -82,7 +82,7 @@ class AuditTarget:
         return Transcript(anchors, selection, requests, releases or {})
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
-        """Return a real site with enough budget for the audited run."""
+        """Return a site's real client, with enough budget for the audited run."""
         settings = SiteSettings(
             site=self.site.name,
             state_dir=str(state_dir),
@@ -99,7 +99,7 @@ class AuditTarget:
 class Transcript:
     """A server's input to a site during a run, created by `AuditTarget.transcript`.
 
-    `releases` are used in place of the site's own earlier releases.
+    The site uses `releases` in place of its own earlier releases.
     """
 
     anchors: Factors
@@ -133,7 +133,7 @@ class SimulatedSite:
 
 
 def noise_of(planned: PlannedRelease, total: Integers, values: NDArray[np.float32]) -> Floats:
-    """Return the noise in released values, divided by the planned standard deviation."""
+    """Return the noise in released values, in units of the planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 

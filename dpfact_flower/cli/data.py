@@ -50,7 +50,7 @@ def _options(
     modes: Sequence[str], top: str, codes: list[str] | None, rolled_up: list[str] | None,
     min_patients: int, memory: str, default: str = "diagnoses",
 ) -> Options:  # fmt: skip
-    """Return a reader's options. A roll-up without a name applies to the mode `default`."""
+    """Return a reader's options. A roll-up that names no mode applies to the mode in `default`."""
     rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
     found: Options = {
         "vocabularies": _read_lists(codes, modes),
@@ -65,7 +65,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's command, with the script's own options and those shared by all readers."""
+    """Return a reader script's CLI command, with the options of the script and of all readers."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -124,7 +124,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A command group with one command for each reader script, in a package or in a file."""
+    """A command group with a command for each packaged reader script, or for a script's path."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.script_names(), *super().list_commands(ctx)]
@@ -283,7 +283,7 @@ def data_show(folder: opt.Folder) -> None:
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
-    """Make and write a cohort, and show the sites. Refuse to replace another cohort or site."""
+    """Make and write a cohort, and show its sites. Replace files only if `force` is set."""
     used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch:
         watch("reading", 0.0)
@@ -347,7 +347,7 @@ def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Voca
 
 
 def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Split ``FILE,KEY=VALUE,...`` at the commas before known keys."""
+    """Split ``FILE,KEY=VALUE,...`` only at commas that are followed by one of `keys`."""
     first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
     pairs = (other.partition("=") for other in others)
     return first, {key: value for key, _, value in pairs}

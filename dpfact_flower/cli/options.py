@@ -1,7 +1,7 @@
 """Define the options that several `dpfact` subcommands share, and read these options.
 
-Flower requires Typer below 0.21. With click 8.5, such a Typer does not show the help texts of
-arguments, so each command's docstring explains the command's arguments.
+Flower requires Typer below 0.21. With click 8.5, these versions of Typer do not show the help texts
+of arguments, so each command's docstring explains the command's arguments.
 """
 
 import json
@@ -91,8 +91,8 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Merge a Flower App's defaults, ``--set`` and the command's `options` into a run config.
 
-    An option that is None keeps its default. The default rank for synthetic data is the number of
-    planted phenotypes.
+    An option that is None does not override the default. The default rank for synthetic data is the
+    number of planted phenotypes.
     """
     from dpfact_flower.data.synthetic import preset
 
@@ -116,7 +116,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether a folder contains `what`. If so, refuse the folder unless `force` is set.
+    """Return whether a folder contains `what`, and refuse such a folder unless `force` is set.
 
     The folder contains `what` if `file` exists, because `file` is written last.
     """
@@ -129,7 +129,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 
 def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -> None:
-    """Refuse a finished run's folder. If resume=true is set, leave this check to the server."""
+    """Refuse a finished run's folder. With resume=true, the server checks the folder instead."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or parse_assignments(settings or ()).get("resume") is True

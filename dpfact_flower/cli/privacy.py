@@ -1,4 +1,4 @@
-"""Define `dpfact plan` (predicts costs), `ledger` (shows costs) and `audit` (tests for faults)."""
+"""Define `dpfact plan` (predicts costs), `ledger` (shows costs) and `audit` (tests privacy)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def plan(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Compare plans with and without secure sums, and state what secure sums assume."""
+    """Describe what secure sums change in a plan, and what secure sums require."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)
@@ -308,9 +308,9 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the running total after each row with a charge, and the final totals.
+    """Return the privacy guarantee after each row that has a cost, and the final guarantees.
 
-    Costs can be added up only for events with the same unit and the same neighbouring relation.
+    Costs add up only for releases with the same privacy unit and neighbouring relation.
     """
     from dpfact_flower.privacy import account
 
@@ -358,7 +358,7 @@ def _epsilon(total: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """Yield sentences: the total cost under each accountant, then any warnings."""
+    """Yield a sentence for the total cost under each accountant, followed by any warnings."""
     if not totals:
         yield "nothing was charged"
     for total in totals:

@@ -125,7 +125,7 @@ def demo(
 
 @contextmanager
 def _stopped_in_words(out: Path) -> Iterator[None]:
-    """After Ctrl-C, tell the user what was kept. Typer itself would print nothing."""
+    """After Ctrl-C, tell the user whether the run can resume. Typer itself would print nothing."""
     try:
         yield
     except KeyboardInterrupt:

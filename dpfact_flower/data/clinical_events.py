@@ -1,12 +1,12 @@
-"""Store all patients' events in one DuckDB database, in the same form for every EHR.
+"""Store all patients' events in one DuckDB database, in a common format for all EHR systems.
 
 For each feature mode, a reader supplies a relation with four columns and one row per event:
 
     patient, encounter and code (text), and time (minutes, BIGINT)
 
 `add_events` stores each event once. Patients, encounters and codes become 64-bit hashes. The tables
-``people`` and ``codes`` keep the original patients and codes. If two originals have the same hash,
-an error is raised. Encounters are compared only within a patient, so their originals are not kept.
+``people`` and ``codes`` keep the original patients and codes. Two originals with the same hash
+raise an error. Encounters are compared only within a patient, so their identifiers are not kept.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Options(TypedDict, total=False):
     """Options that all readers share.
 
     `top` gives for each mode the number of most frequent codes to keep, or None to keep all codes.
-    `vocabularies` contains public code lists to use instead. `top` and `vocabularies` follow the
-    order of the modes. `rolled_up` maps modes to groupings, which are applied before `top`. Sites
-    with fewer than `min_patients` patients are merged into the site ``other``. If `keep_empty` is
-    true, patients without any codes that occur together are kept as empty rows. `memory` limits the
-    memory that DuckDB uses before it spills to disk.
+    `vocabularies` contains public code lists, which replace the most frequent codes. `top` and
+    `vocabularies` follow the order of the modes. `rolled_up` maps modes to groupings, which are
+    applied before `top`. Sites with fewer than `min_patients` patients are merged into the site
+    ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as empty rows.
+    `memory` limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -73,7 +73,7 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Add a count to the report and to the log, unless the count is 0."""
+    """Unless a count is 0, log the count and add it to the read report."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %s: %d", place, what, number)
@@ -138,7 +138,7 @@ def replace_codes(
     members: Mapping[str, Sequence[str]],
     texts: Mapping[str, str],
 ) -> tuple[int, int]:
-    """Replace a mode's codes with groups. A group counts once per patient, encounter and time.
+    """Replace a mode's codes with groups. A patient's group is one event per encounter and time.
 
     `members` maps groups to their codes, and `texts` maps groups to their descriptions. A code may
     be in several groups. Drop all other codes. Return the numbers of dropped events and codes.

@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-Within one mode, all codes without a prefix get the same system. At least 80 % of these codes must
-have a name in that system. Dots in codes are ignored.
+Within one mode, all codes without a prefix get the same system. The system is accepted only if it
+has names for at least 80 % of these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -118,8 +118,8 @@ _WORDS = re.compile(r"[a-z0-9]+")
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
-    The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``). If
-    `exact` is false, a code without a name gets the name of its longest beginning that has a name.
+    The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
+    Unless `exact` is true, an unnamed code gets the name of the longest named code it begins with.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -178,7 +178,7 @@ def named(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def clearer(text: str, name: str) -> str:
-    """Return the description `text`, or `name` if `text` is empty or abbreviates `name`."""
+    """Return `text`, or the full `name` if `text` is empty or an abbreviation of `name`."""
     return name if name and (not text or abbreviates(text, name)) else text
 
 
@@ -187,7 +187,7 @@ def abbreviates(text: str, name: str) -> bool:
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
     Any other abbreviation must be shorter than the name and contain a shortened word. At least half
-    of its words must be the name's: unchanged, shortened by two or more letters, or as initials.
+    of its words must match words of the name: in full, without two or more letters, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes with names, except two-digit procedures, which any number might match."""
+    """Count the codes with names, but not two-digit procedures, which may be ordinary numbers."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)

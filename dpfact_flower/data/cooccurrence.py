@@ -2,8 +2,8 @@
 
 In the tensor, a cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as
 in the DPFact paper (section Dataset). A combination has one event for each code of the cell, and
-all its events are in one `Window`. Each distinct (encounter, time, code) of a patient in a mode is
-one event. By default, patients without any such combination are left out.
+all its events satisfy the `Window` rule. Each distinct (encounter, time, code) of a patient in a
+mode is one event. By default, patients without any such combination are left out.
 
 A reader fills a DuckDB connection with the events of each mode (see
 `dpfact_flower.data.clinical_events`) and with two tables, mostly of text columns:
@@ -11,8 +11,8 @@ A reader fills a DuckDB connection with the events of each mode (see
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Times are in whole minutes from an arbitrary origin, which must be the same for all of a patient's
-events. If the window requires the same encounter, the origin may differ between encounters.
+Times are in whole minutes from an origin that is the same for all of a patient's events. If the
+window requires the same encounter, each encounter may have its own origin.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Window:
     """The rule that decides which events of one patient belong together.
 
     `days` is the maximum time between any two of the events, or None if there is no limit. If
-    `same_encounter` is true, all events must belong to one encounter. An event that lacks a time or
-    encounter that the window needs is in no window.
+    `same_encounter` is true, all events must belong to one encounter. An event without the time or
+    encounter that the rule needs is ignored.
     """
 
     days: int | None = None
@@ -85,7 +85,7 @@ class Window:
 
     @property
     def unplaced(self) -> str:
-        """SQL condition for events that are in no window."""
+        """SQL condition for events without the time or encounter that the window needs."""
         needed = {"encounter": self.same_encounter, "time": self.days is not None}
         return " OR ".join(f"{column} IS NULL" for column, is_needed in needed.items() if is_needed)
 
@@ -99,7 +99,7 @@ def build_cohort(
     labels: Sequence[str] = (),
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Build all sites' tensors from the connection's tables. Every reader ends with this call.
+    """Build all sites' tensors from the connection's tables. Every reader calls this function last.
 
     Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
     identifier. `labels` are columns of ``patients``, in which NULL means 0. Small sites are merged
@@ -134,7 +134,7 @@ def build_cohort(
 def choose_vocabularies(
     connection: Connection, modes: Sequence[str], options: Options
 ) -> tuple[Vocabulary, ...]:
-    """Return the given vocabularies or, by default, the patients' most frequent codes in each mode.
+    """Return the given vocabularies or, if none are given, the most frequent codes in each mode.
 
     The most frequent codes depend on patients' data, and no privacy guarantee covers them. Use
     public lists unless the data is open.
@@ -182,7 +182,7 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    """Return a mode's most frequent codes. Equally frequent codes are sorted as text."""
+    """Return a mode's most frequent codes, with ties in alphabetical order."""
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
@@ -208,7 +208,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``: patients (hashed) with valid, distinct site names."""
+    """Create the table ``named`` of hashed patients and their sites, with valid, distinct names."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>``: the events with a known patient, a known code and a window."""
+    """Create ``mode_<n>``: events of known patients and codes, with the column the window needs."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

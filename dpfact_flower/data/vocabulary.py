@@ -1,7 +1,7 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends each vocabulary's `digest`, and a site with a different digest refuses to join. A
-privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
+The server sends each vocabulary's `digest`. A site whose digest differs refuses to join. A privacy
+guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DESCRIPTION_COLUMNS = ("description", "long_title")
 class Vocabulary:
     """The codes of one feature mode. A code's position is its index in the tensor.
 
-    Codes are unique and printable, without blanks at either end. Codes are text in Unicode form
-    NFC, not numbers, because ``0040`` is not ``40``. Descriptions are for human readers and do not
+    Codes are unique and printable, without blanks at either end. Codes are strings in Unicode form
+    NFC, so ``0040`` and ``40`` are different codes. Descriptions are for human readers and do not
     affect the digest. An unknown description is ``""``. If `descriptions` is empty, all
     descriptions are unknown.
     """
@@ -130,8 +130,8 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
     A ``.json`` file contains a list of codes, or a vocabulary that `Vocabulary.save` wrote under
     this `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``,
-    or MIMIC's ``icd9_code`` and ``long_title``. Column names may be in any case. Any other file is
-    text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
+    or MIMIC's ``icd9_code`` and ``long_title``. Column names are not case-sensitive. Any other file
+    is text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
     text = read_text(path)

@@ -1,10 +1,10 @@
-"""Estimate the chance that each phenotype is real, from a single run's releases.
+"""Estimate, from a run's releases, the chance that a phenotype does not come from the noise.
 
 Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
-as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to both halves can
-therefore agree only because of the patients' data. A phenotype that such fits find from different
-random starting points probably exists in other patients too. docs/explanation/certainty.md explains
-how far to trust the estimate.
+as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to the two halves
+therefore agree only where the patients' data makes them agree. If fits from different random
+starting points find a phenotype, other patients probably have the phenotype too.
+docs/explanation/certainty.md explains how far to trust the estimate.
 """
 
 import math
@@ -42,7 +42,7 @@ _ITERATIONS = 20
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
-    """Return a typical patient's number of codes in each mode, or [] if the noise is too strong."""
+    """Return a typical patient's number of codes per mode, or [] if the noise hides the number."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
     counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes)
@@ -69,9 +69,9 @@ def half_patients(
     half: NDArray[np.float32], noise: float, counts: Sequence[float], sizes: Sequence[int],
     rank: int, rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Fit one of the `halves` from a random start, and draw surrogate patients from the fit.
+    """Fit a model to one of the `halves`, from a random start. Draw patients from the model.
 
-    If patients with `counts` codes would have too many cells, surrogates get fewer codes.
+    If patients with `counts` codes would exceed `_MOST_CELLS`, surrogates get fewer codes.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -89,7 +89,7 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return each phenotype's mean similarity (from 0 to 1) to the matching phenotypes in `fits`.
+    """Return how well a phenotype recurs: its mean similarity (0 to 1) to its matches in `fits`.
 
     `fits` contains the factors fitted to all `halves`: one array per mode, of shape (fits, codes,
     phenotypes). The similarity of two phenotypes is the product of their cosines over all modes.
@@ -102,10 +102,10 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
-    """Return the number of distinct phenotypes that probably exist in other patients (at least 1).
+    """Return how many distinct phenotypes, at least 1, probably exist in other patients.
 
-    For the arguments, see `false_discovery`. If patients have many cells, phenotypes that are
-    `alike` count as one.
+    For the arguments, see `false_discovery`. If patients have many cells, phenotypes that the
+    function `alike` pairs count as one.
     """
     with one_blas_thread:
         real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
@@ -114,10 +114,10 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
-    """Return each phenotype's chance of being absent from a noiseless fit to other patients.
+    """Return the chance that a noiseless fit to other patients lacks a phenotype, for each one.
 
     See `returns` for `fits`. `cells` is a typical patient's number of cells. If patients have many
-    cells, phenotypes that are `alike` get a chance of at least one half.
+    cells, phenotypes that the function `alike` pairs get a chance of at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)

@@ -20,7 +20,7 @@ def kept_codes(
 ) -> Selection:
     """Return, for each mode, the positions of the codes with the largest sums of noisy counts.
 
-    Positions are in ascending order. If two codes are equally frequent, the earlier code is kept.
+    Positions are in ascending order. Between equally frequent codes, the earlier one is kept first.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -31,10 +31,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return each mode's number of codes to pair in a start without noise, or () for all codes.
+    """Return how many codes of each mode a noiseless start pairs, or () if it pairs all codes.
 
-    If code lists are long, each mode gets an equal share of `_FREQUENT` codes. If a mode's list is
-    shorter than this share, the other modes divide the rest among themselves.
+    If code lists are long, each mode gets an equal share of `_FREQUENT` codes. What a mode with a
+    shorter list does not need is shared among the other modes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

@@ -37,7 +37,7 @@ class Model(NamedTuple):
 
 
 def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
-    """Unpack the sites' released strict triangles into `Sites` with zero diagonals."""
+    """Unpack the sites' strict triangles into symmetric matrices (`Sites`) with zero diagonals."""
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
         unpack_strict(np.asarray(release, np.float64), sites[:, t])
@@ -52,7 +52,7 @@ def times(sites: Sites, F: Floats) -> Sites:
 
 
 def pairs_gram(F: Floats) -> Floats:
-    """Return the inner products of the matrices f_r f_r^T, leaving out their diagonals."""
+    """Return the inner products of f_r f_r^T for F's columns f_r, without the diagonals."""
     gram, squares = F.T @ F, F * F
     return np.asarray(gram * gram - squares.T @ squares)
 
@@ -65,11 +65,11 @@ def explained(sites: Sites, model: Model) -> float:
 def fit(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
-    """Improve F and d alternately in at most `iterations` steps.
+    """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code contributes more than noise would. `threshold` is the
-    standard deviation of this noise in one entry of P_t. The fit ends early if a step changes
-    `explained` by a fraction below `settled`.
+    A code stays in a factor only if the code improves the fit by more than noise alone would.
+    `threshold` is the standard deviation of this noise in one entry of P_t. The fit ends early if a
+    step changes `explained` by less than the fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -105,7 +105,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Minimise the error over the rows of F, one by one, and update `products`."""
+    """Update the rows of F one at a time to minimise the error, and update `products`."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -136,7 +136,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute ``sum_t d_t * (P_t F)`` for a row, given the changes to the block's earlier rows."""
+    """Compute ``sum_t d_t * (P_t F)`` for a row, with the changes to the block's earlier rows."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

@@ -7,10 +7,10 @@ same factors' Gram matrices. If there were no noise, the mode's best factor F wo
 over t of ``tr(F (G_t * H) F') / 2 - <M_t, F>``. Refinement on the server is post-processing, so it
 spends no privacy budget.
 
-Sites are weighted by their estimated usage of a phenotype, because otherwise other sites' noise
-would hide a phenotype that occurs at only one site. As in the paper, the update is elastic: the
-factor is pulled toward the previous global factor. The function in `Quadratic` is minimised one
-column at a time, with a soft threshold proportional to the noise.
+For each phenotype, sites are weighted by their estimated usage of the phenotype. Otherwise, the
+other sites' noise would hide a phenotype that occurs at only one site. As in the paper, the update
+is elastic: the factor is pulled toward the previous global factor. The objective (see `Quadratic`)
+is minimised one column at a time, with a soft threshold proportional to the noise.
 """
 
 import math
@@ -37,8 +37,8 @@ _LEAST = 1e-9  # smallest column energy or norm to divide by
 class Quadratic(NamedTuple):
     """The convex function of a factor F >= 0 that `_passes` minimises.
 
-    If Q is the `curvature`, the function is ``tr(F Q F') / 2 - <target, F>``, plus the sum over
-    columns r of ``pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1``.
+    Writing Q for `curvature` and f_r for column r of F, the objective is ``tr(F Q F') / 2 -
+    <target, F>``, plus ``sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``.
     """
 
     target: Floats
@@ -64,7 +64,7 @@ def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]
 
 
 def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
-    """Return a release's values for the first `kept` of `rank` phenotypes."""
+    """Return the part of a packed release for the first `kept` of `rank` phenotypes."""
     product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
     return pack(product[:, :kept], gram[:kept, :kept])
 
@@ -81,10 +81,10 @@ def refine_factor(
 ) -> Factors:
     """Use one release per site to update a mode's global factor. The new columns have norm 1.
 
-    The releases were computed with `factors`, and their values have noise of standard deviation
-    `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` is the
-    number of elastic passes, and `pull` is the weight of the previous factor relative to a column's
-    curvature. A column that would become empty stays unchanged.
+    The sites computed the releases with these `factors`, and their values have noise of standard
+    deviation `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise,
+    `tau` is the number of elastic passes, and `pull` is the previous factor's weight relative to a
+    column's curvature. A column that would become all zero stays unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -99,11 +99,11 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Pool the sites' noisy problems into one convex problem. Arguments are as in `refine_factor`.
+    """Combine the sites' noisy problems into a convex one, with `refine_factor`'s arguments.
 
-    If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
-    target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0, 1], and
-    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. If all weights are equal, the target is ``sum_t M_t``.
+    Let F0 be the previous factor, Q_t = G_t * H, and Q their sum. A site's residual is ``M_t - F0
+    Q_t``. The target is ``F0 Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0,
+    1], and ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, this is ``sum_t M_t``.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
@@ -128,11 +128,11 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
+    """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
-    The prior mean is the site's share of all usage times the phenotype's total usage. The prior
-    variance is proportional to the site's squared share. Summed over sites and phenotypes, prior
-    variances equal the squared deviations from prior means minus the noise variances, ``sigma**2``.
+    The prior mean is the phenotype's total usage, multiplied by the site's share of all usage. The
+    prior variance is proportional to the site's squared share. Summed over sites and phenotypes,
+    prior variances equal squared deviations from prior means, less noise variances.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -146,13 +146,13 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return a weight of at most 1 for each residual, by site and phenotype.
+    """Return a weight in (0, 1] for each site's and phenotype's residual.
 
-    A residual and its variance across patients both grow with usage. Therefore weights of
-    ``usage / (usage + noise)`` give the best signal-to-noise ratio. If noise is negligible, these
-    weights are equal. If noise dominates, these weights are proportional to usage (a matched
-    filter). `noise` is the variance of the noise in one column of a site's statistic. This variance
-    can be compared with usage, because residuals have norms up to 1.
+    A residual and its variance across patients both grow with usage. Therefore weights of ``usage /
+    (usage + noise)`` give the best signal-to-noise ratio. Without noise, all weights are 1. If
+    noise dominates, the weights are proportional to usage (a matched filter). `noise` is the
+    variance of the noise in one column of a site's statistic. This variance can be compared with
+    usage, because residuals have norms up to 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -160,7 +160,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Set entries of `gram` below the noise to 0, and return a positive semi-definite Q."""
+    """Zero entries of `gram` below the noise level. Return Q, made positive semi-definite."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -202,10 +202,10 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """A running average of each mode's releases, in which the earlier average has weight `share`.
+    """A moving average of each mode's releases, in which the previous average has weight `share`.
 
-    Different rounds have independent noise. If noise limits refinement, factors change little
-    between rounds. The average then has the same signal as a single release, but less noise.
+    Different rounds have independent noise. Once noise limits the refinement, factors hardly change
+    between rounds, so the average has the signal of a single release, but less noise.
     """
 
     def __init__(self, share: float) -> None:
@@ -218,7 +218,7 @@ class RunningAverage:
         """Average a mode's newest releases with the stored average, and store the result.
 
         If the set of answering sites changes, the stored average is dropped, because all sites'
-        averages must have the same noise.
+        averages must have the same noise level.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:

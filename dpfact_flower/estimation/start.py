@@ -2,10 +2,10 @@
 
 All sites' matrices are fitted jointly (`pair_fit`). Because the problem is not convex, the server
 compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
-and then to the separate matrices. A *grown* candidate gains factors where the residual is largest.
-Let P be the releases, and let z be fresh noise with the same standard deviation as P's noise.
-Candidates are fitted to P + z / 2 and compared on P - 2 z. The noise in these two sums is
-independent (docs/explanation/start.md).
+and then to the separate matrices. A *grown* candidate is built up by adding factors that explain
+most of the residual. Let P be the releases, and let z be fresh noise with the same standard
+deviation as P's noise. Candidates are fitted to P + z / 2 and evaluated on P - 2 z. The noise in
+these two sums is independent (docs/explanation/start.md).
 """
 
 import logging
@@ -94,7 +94,7 @@ def start_factors(
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Return estimates of a site's usage of each phenotype, and the estimates' standard deviations.
+    """Estimate how strongly a site uses each phenotype, with standard deviations.
 
     Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
@@ -123,7 +123,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Return the candidate that best explains held-out data, or all data if there is no noise."""
+    """Return the candidate that best explains the held-out (without noise: all) releases."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
@@ -155,7 +155,7 @@ def _best_candidate(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release and its fresh noise. An `rng` in the same state gives the same noise."""
+    """Yield each release with newly drawn noise. The same state of `rng` gives the same noise."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -200,9 +200,9 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add `rank` factors where the residual is largest. Return None if too few exceed the noise.
+    """Add `rank` factors where the residual is largest. Return None if fewer exceed the noise.
 
-    If all new factors of a step are below the threshold, the threshold is lowered for later steps.
+    If no new factor of a step exceeds the threshold, the threshold is lowered for later steps.
     `noise` is the standard deviation of an entry's noise.
     """
     codes, count, _ = sites.shape

@@ -101,13 +101,13 @@ def surrogate_patients(
 def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
     """Estimate a patient's mean number of codes in each mode from the co-occurrences `total`.
 
-    The *mass* of a block of `total` is the block's sum. A block belongs to one mode or two modes.
-    Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. Up to
-    a common scale, the block for modes m and n then has a mass of ``CROSS sqrt(k_m k_n)``. The
-    block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass
-    divided by the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. `raised` is the standard deviation of the
-    noise in one entry. Each mass is shifted by the standard deviation of the mass, in the direction
-    that increases the counts. Counts range from 1 to `_MOST_CODES`.
+    The *mass* of a block of `total` is the block's sum. There is a block for each mode and for each
+    pair of modes. Suppose that a patient has k_n codes in mode n, and a cell for every combination
+    of codes. Up to a common scale, the block for modes m and n then has a mass of ``CROSS sqrt(k_m
+    k_n)``. The block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second
+    mass divided by the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. `raised` is the standard deviation
+    of the noise in one entry. Each mass is shifted by the standard deviation of the mass, in the
+    direction that increases the counts. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -126,7 +126,7 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return how often each code occurs with other modes' codes, and P(row code | column code)."""
+    """Return each code's sum over other modes' codes, and P(row code | column code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

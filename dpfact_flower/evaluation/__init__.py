@@ -1,9 +1,9 @@
-"""Measure what a finished run learned, and show it to people.
+"""Evaluate a finished run's result, and present the result in reports.
 
     model + SiteData -> membership -> phenotypes, prediction, clinical -> summarise
     summarise -> summary, tables: summary.json and phenotypes.json in a run_folder
     run_folder -> report, comparison, review, survey -> prose, plots, page: HTML pages
 
-`membership` scores patients, and `phenotypes` counts those who have each phenotype. Reports,
+`membership` scores patients, and `phenotypes` counts the patients who have each phenotype. Reports,
 comparisons and surveys are made from the files in the run folder alone.
 """

@@ -42,7 +42,7 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Classification:
-    """A classification: the group of each code of a model, by mode, or "" if there is no group."""
+    """A classification of a model's codes: by mode, each code's group, or "" for none."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
@@ -60,7 +60,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Enrichment:
-    """The group in which a phenotype's leading codes of one mode are most enriched.
+    """The group that is most enriched among a phenotype's leading codes in one mode.
 
     `leading` counts the leading codes in the mode, and `codes` lists the leading codes in the
     group. `p_value` is from a hypergeometric test, corrected for the number of groups (Bonferroni).
@@ -137,14 +137,14 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's body system and disease group, or "" for one that is not enriched."""
+    """Return a phenotype's body system and disease group, each "" if it is not enriched."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
 
 
 def dealt(model: Matrices, rng: np.random.Generator) -> Matrices:
-    """Shuffle each code's weights among the phenotypes."""
+    """Return a model in which each code's weights are shuffled among the phenotypes."""
     return tuple(rng.permuted(factor, axis=1) for factor in model)
 
 
@@ -183,9 +183,9 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return how well the cosine of two codes' rows predicts that the codes share a group (AUC).
+    """Return the AUC with which the cosine of two codes' rows predicts a shared group.
 
-    Chance gives 0.5. Codes are compared across modes too. Columns of `features` must have norm 1.
+    By chance, the result is 0.5. Modes are compared with each other too. Columns must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])

@@ -87,14 +87,14 @@ def protection(summary: Summary) -> str:
 
 
 def _privacy(summary: Summary) -> str:
-    """Return the privacy mode, with the run's claim if epsilon is not a guarantee."""
+    """Return the privacy mode and, if epsilon is no guarantee, what the run claims instead."""
     claim = SEEDED_CLAIM if SEEDED_CLAIM in summary.claim else summary.claim
     is_less = claim == SEEDED_CLAIM or "not proven" in claim
     return f"{summary.privacy} ({claim})" if is_less else summary.privacy
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon and, in brackets, the epsilon that applies if a record is replaced."""
+    """Return epsilon and, in brackets, epsilon for replacing (not adding) a record."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -157,7 +157,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return each quality measure's values by run, and a figure of the values if there are any."""
+    """Return each quality measure's values by run, and a plot of any values."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -173,7 +173,7 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 
 
 def check_beside(folder: Path, others: Sequence[Path]) -> None:
-    """Refuse runs that cannot confirm a run's phenotypes: the run itself, and runs of noise."""
+    """Refuse runs that cannot confirm a run's phenotypes: the same run, and runs that are noise."""
     for other in others:
         if other.resolve() == folder.resolve():
             raise SettingsError(f"beside: {other} is the run itself; give another run")
@@ -215,7 +215,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Matrices, Matrice
 
 
 def by_chance(ours: Matrices, theirs: Matrices) -> list[float]:
-    """Compute each phenotype's `chance` (see `Pair`) from matches with mixed-up phenotypes."""
+    """Compute each phenotype's `chance` (see `Pair`) from matches with shuffled phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

@@ -1,7 +1,7 @@
 """A run's global model: its phenotypes, and patients' scores for these phenotypes.
 
-In a run with noise, the noise protects the model. Scores are computed without noise from a site's
-data, so a table of scores (a membership table) must stay at that site.
+In a run with noise, differential privacy covers the model. Scores are computed without noise from a
+site's data, so a table of scores (a membership table) must stay at that site.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
-    (patients, phenotypes). `without` counts the patients who score 0 because they have no cell with
-    the model's codes. `missing` counts the model's codes that are absent from the site's lists.
+    (patients, phenotypes). `without` is the number of patients without any of the model's codes,
+    whose scores are 0. `missing` counts the model's codes that are absent from the site's lists.
     """
 
     patients: tuple[str, ...]
@@ -81,7 +81,7 @@ class Memberships:
 
     @property
     def has(self) -> NDArray[np.bool_]:
-        """Mask, (patients, phenotypes), of the phenotypes that patients have (score above 0.15)."""
+        """Mask, (patients, phenotypes): whether a patient has a phenotype (score above 0.15)."""
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
@@ -111,7 +111,7 @@ class GlobalModel:
     """The model shared by a run's sites: a float32 factor, (codes, phenotypes), per feature mode.
 
     `vocabularies` list the codes of each factor's rows. `names` maps a phenotype's number, from 1,
-    to the name that a person gave the phenotype. `CodeRow` explains `false_discovery`.
+    to the name that a person gave the phenotype. For `false_discovery`, see `CodeRow`.
     """
 
     factors: Factors
@@ -137,7 +137,7 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique heading for each phenotype: the name, plus the number if the name is taken."""
+        """A unique heading for each phenotype: the name, with the number if names are equal."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
@@ -176,9 +176,9 @@ class GlobalModel:
         return library("pandas").DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
-        """Return the scores of a site's patients for the phenotypes. The patients may be new.
+        """Return the scores of a site's patients, who need not have taken part in the run.
 
-        The phenotypes stay unchanged, whereas ``dpfact site refit`` fits the site's own phenotypes.
+        The phenotypes stay unchanged. To fit phenotypes to the site, use ``dpfact site refit``.
         Codes are matched by their text. A site's code list may be longer or in a different order,
         and may lack some, but not all, of the model's codes.
         """

@@ -53,7 +53,7 @@ def library(name: str) -> Any:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Turn errors that damaged files in the folder cause into a `DataError` about them."""
+    """Raise a `DataError` that names the folder if one of the folder's files is damaged."""
     library("matplotlib")
     undefined = library("jinja2").UndefinedError
     try:

@@ -48,7 +48,7 @@ _LARGEST = 20.0
 def phenotype_table(
     memberships: Sequence[NDArray[np.floating[Any]]], features: Factors, sites: Sequence[SiteData]
 ) -> PhenotypeTable:
-    """Describe every phenotype by the patients who have it.
+    """Summarise the patients who have each phenotype.
 
     `memberships` holds each site's `scores`. Labels that are missing at any site are left out.
     """
@@ -118,7 +118,7 @@ def _codes(
 def _tells_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether carrier counts reveal a small count among patients without the phenotype.
+    """Return whether counts of patients with a code reveal a small count outside a phenotype.
 
     `carriers` counts patients with a code, `owners` with the phenotype, and `inside` with both.
     """
@@ -152,7 +152,7 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
     """Return a phenotype's prevalence at each site, given its patient count at each site.
 
-    If the overall prevalence would reveal a small count, the smallest other counts are hidden too.
+    If the total would reveal a small count, more counts are hidden, the smallest first.
     """
     shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
     small = [site for site, count in counts.items() if count < SMALL]
@@ -170,7 +170,7 @@ def _tells(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Return whether a hidden small count can be narrowed down from other sites' counts."""
+    """Return whether the other sites' counts narrow down a hidden small count."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
@@ -178,7 +178,7 @@ def _tells(
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Return the column norms of every site's patient factor, which show each phenotype's usage."""
+    """Return each site's usage of each phenotype: the column norms of its patient factor."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),
@@ -205,8 +205,8 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless it reveals a small count.
 
-    The totals are known, so the rate reveals all four counts: patients with or without the
-    phenotype who have or lack the outcome.
+    Because the totals are known, the rate determines all four counts: patients with and without the
+    phenotype, with and without the outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -221,7 +221,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit one logistic regression on all usable phenotypes and up to `MOST_PREDICTED` patients."""
+    """Fit a logistic regression on all phenotypes that have no `_obstacle`."""
     rank = memberships.shape[1]
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
@@ -240,7 +240,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return the reason for a missing coefficient. `label` covers only the phenotype's patients."""
+    """Return why there is no coefficient, or None. `label` is that of the phenotype's patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

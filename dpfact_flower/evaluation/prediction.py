@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
 The number of a patient's codes alone can predict outcomes well, and even random factors have some
-predictive value. Every AUC is therefore shown next to two baselines' AUCs on the same splits: raw
-codes, and code volume. Scores never leave a site, so only a simulation has an overall AUC.
+predictive value. Every AUC is therefore shown next to those of two baselines on the same splits:
+codes, and sums of counts. Because scores never leave a site, only simulations have an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ def predict_outcome(
     """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
 
     Each split divides the patients of all sites, stratified by site and label. All AUCs for a split
-    are therefore based on the same test patients. A column of `patient_factors` must stand for the
-    same phenotype at every site. Sites without the label are left out.
+    are therefore based on the same test patients. Each column of `patient_factors` must belong to
+    the same phenotype at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -144,9 +144,9 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """For each split, yield a mask of the training patients, with the same share of each stratum.
+    """For each split, yield a mask that selects the share `train` of each stratum for training.
 
-    Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
+    Unlike in scikit-learn's stratified splits, strata with a single patient are allowed.
     """
     rng = np.random.default_rng(seed)
     for _ in range(splits):

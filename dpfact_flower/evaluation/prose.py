@@ -54,7 +54,7 @@ Rows = Mapping[str, Sequence[CodeRow]]
 
 
 def titles(model: GlobalModel) -> dict[int, str]:
-    """Return each phenotype's title: a person's name for it, or a title made from its codes."""
+    """Return each phenotype's title: the name that a user gave, or else a title made from codes."""
     return made_titles(model.codes_by_mode()) | dict(model.names)
 
 
@@ -75,14 +75,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the leading codes of one mode. `rows` are sorted by weight, largest first."""
+    """Return the codes with at least a third of the largest weight, which is the first row's."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a code's short name: its description (the last part if it is a path), or the code.
+    """Return a code's short name: the last level of its description, or else the code itself.
 
-    The fourth level of a path is a subtype, so the third level is named too: ``sepsis – severe``.
+    ``|`` separates levels. A fourth level is a subtype, shown after the third: ``sepsis – severe``.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -122,7 +122,7 @@ MOST_FALSE, EVEN = 0.1, 0.5
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
     """Return how certain a phenotype is, based on its matches in other runs (`pairs`).
 
-    If there are no pairs, `chance` is used: the probability of absence in other patients.
+    Without `pairs`, use `chance`: the probability that the phenotype is absent in other patients.
     """
     if not pairs:
         if chance is None:
@@ -149,7 +149,7 @@ def first_line(
 ) -> str:
     """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have at least one``.
 
-    `words` are the results of `certainty`. `unit` names the data's rows, such as patients.
+    `words` are the results of `certainty`. `unit` is what the rows represent, such as patients.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -204,7 +204,7 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe a phenotype's `certainty`, which takes the same `pairs` and `chance`.
+    """Describe the result of `certainty` for the same `pairs` and `chance` in a sentence.
 
     `same` lists the phenotypes that differ from this one in only one mode.
     """
@@ -248,7 +248,7 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
-    """Return the share and name of each characteristic code, most frequent first."""
+    """Return the share and name of characteristic codes (see `_OFTEN`), most frequent first."""
 
     def share(value: tables.Share) -> float:
         return value if isinstance(value, float) else float(value in ("most", "nearly all"))
@@ -264,7 +264,7 @@ def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
 
 
 def search_words(texts: Iterable[str]) -> str:
-    """Return everyday words for a phenotype's codes, so that a page's search finds them."""
+    """Return everyday words for a phenotype's codes. A search for a word finds the phenotype."""
     known: dict[str, str] = tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in known.items() if re.search(names, text))
@@ -302,7 +302,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
 
 
 def uninformative_message(summary: Summary) -> str:
-    """Return a warning with remedies, or an empty string if the model learned something."""
+    """Return a warning with remedies if the model is uninformative, or else an empty string."""
     measured = summary.measured
     if measured is None or not measured.is_uninformative:
         return ""
@@ -314,7 +314,7 @@ def uninformative_message(summary: Summary) -> str:
 
 
 def _promise(summary: Summary) -> str:
-    """Describe a run's privacy: epsilon, delta and `claim`. Epsilon is never rounded down."""
+    """Describe a run's privacy: epsilon (rounded up), delta, and how rigorously both are proven."""
     spent = summary.spent
     if spent is None:
         return summary.claim

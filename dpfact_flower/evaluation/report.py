@@ -159,10 +159,10 @@ def cards(
     reviews: Mapping[int, run_folder.Review],
     unit: str,
 ) -> list[dict[str, Any]]:
-    """Return each phenotype's content for the page. `unit` names the data's rows, such as patients.
+    """Return each phenotype's content for the page. `unit` is what rows represent: patients.
 
     If a person has named a phenotype, that name is the title, and the title made from the codes
-    appears below it. The page's search also finds everyday words for the codes.
+    appears below it. The page's search also finds a phenotype by everyday words for its codes.
     """
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES

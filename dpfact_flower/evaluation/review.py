@@ -2,8 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. Only the decision and a name are written to the run folder. If there are ten or more
-charts, the number of charts and the rounded share of confirmed charts are written there too.
+hospital. The run folder gets only the decision, the phenotype's name and, for ten or more charts,
+their number and the rounded share of confirmed charts.
 """
 
 import csv
@@ -45,7 +45,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """The content common to all key files: the model's digest, which identifies the run."""
+    """Base class for the key to a sheet: the digest of the model, which identifies the run."""
 
     model: str
 
@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient on a sheet, which shows neither the score nor whether it is near the threshold."""
+    """A patient on a sheet. The sheet omits the score, and whether it is near the threshold."""
 
     patient: str
     score: float
@@ -86,7 +86,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Share of confirmed charts, in tenths, and number of charts. None below ten charts."""
+        """Share of confirmed charts in tenths, and number of charts. Both None below ten charts."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -105,7 +105,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A completed sheet: verdicts on patients with the highest scores or near the threshold."""
+    """A completed sheet: verdicts on patients whose scores are highest or near the threshold."""
 
     phenotype: int
     highest: Tally
@@ -123,7 +123,7 @@ def write_sheet(
     patients: int = 20,
     seed: int | None = None,
 ) -> Path:
-    """Write the `new_files` of a review, readable only by their owner. Return the sheet's path.
+    """Write a review's sheet, page and key, readable only by their owner. Return the sheet's path.
 
     Half of the chosen patients have the highest scores. The other half have scores nearest to the
     threshold, above or below it. `seed` determines the random order.
@@ -161,7 +161,7 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Count a sheet's verdicts with its key file. Errors quote no verdicts or identifiers."""
+    """Use a sheet's key file to count verdicts by group. Errors quote no verdict or identifier."""
     key = read_key(sheet.with_suffix(_KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
@@ -184,7 +184,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Record a sheet's decision and each `public_share` in ``names.toml``."""
+    """Write the decision, any new name and both groups' `public_share` to ``names.toml``."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name" and not found.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
@@ -237,7 +237,7 @@ def _bare(patient: str) -> str:
 def new_files(folder: Path, out: Path) -> list[Path]:
     """Return the paths of a sheet, its page and its key: ``OUT.csv``, ``.html``, ``.key.json``.
 
-    Refuse files that already exist, and files in the run's `folder`.
+    Raise an error if one of the files exists, or if `out` is in the run's `folder`.
     """
     library("jinja2")
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
@@ -265,7 +265,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the position and the cells of each line that is filled in.
+    """Yield each line that is filled in: its place (file and line number), and its cells.
 
     The CSV may be from any spreadsheet program. No two lines may have the same first cell.
     """

@@ -187,7 +187,7 @@ def write_names(folder: Path, new: Names, rank: int) -> None:
 
 
 def checked_names(names: Names, rank: int) -> Names:
-    """Check `names`, and return them without empty names."""
+    """Return `names` without empty names. Raise an error for an invalid name or number."""
     for number in (*names.phenotypes, *names.reviewed):
         if number not in range(1, rank + 1):
             raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number!r}")
@@ -210,7 +210,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
-    """Read a JSON file and `parse` its content. Errors name the file."""
+    """Read a JSON file and `parse` its content. Error messages include the file's path."""
     content = read_json(path)
     with _naming(path):
         return parse(content)

@@ -1,7 +1,7 @@
 """Summarise a run: what the server knows and, in a simulation, what can be measured.
 
-A simulation has all sites' data and state on one machine. Errors, AUC and tables are computed from
-this data after the rounds, and are never part of a message.
+A simulation has all sites' data and state on one machine. Reconstruction errors, AUCs and tables
+are computed from this data after the rounds, and are never sent.
 """
 
 import math
@@ -109,7 +109,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """Return the spending of all sites, or None if the run adds no noise.
+    """Return each site's privacy cost and the largest one, or None if the run adds no noise.
 
     Each patient is at one site only, so other sites' spending does not affect that patient.
     """
@@ -166,7 +166,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
 ) -> tuple[Measured, SharedPhenotypes]:
-    """Return measures and phenotype tables. If the model is only noise, the tables are empty."""
+    """Return measures and phenotype tables. Tables of an uninformative model are empty."""
     watch("measuring", 0.0)
     give_back()  # memory used by the rounds
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
@@ -233,10 +233,10 @@ def measure(
 def shared_error(
     tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
-    """Return the total squared error after every patient is refitted to the shared features.
+    """Return the total squared error after every patient's factor row is refitted to `features`.
 
-    A small site's own model fits mostly by chance. The fit of such a model cannot be compared with
-    the fit of systems whose sites share all feature factors. Scale the `tensors` as in the run.
+    A small site's own model mostly overfits. The fit of such a model cannot be compared with the
+    fit of methods in which sites share all feature factors. Scale the `tensors` as in the run.
     """
     errors = []
     for tensor in tensors:
@@ -246,7 +246,7 @@ def shared_error(
 
 
 def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
-    """Return a baseline model: one component of norm 1, proportional to the codes' frequencies."""
+    """Return a baseline model of rank one: each mode's code frequencies, scaled to norm 1."""
     counts = (
         [
             np.bincount(tensor.indices[:, mode], tensor.values, minlength=size)
@@ -261,7 +261,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Return all patients or, if there are too many, the same fraction of each site's patients."""
+    """Return at most about `MOST_PREDICTED` patients: the same fraction of each site's patients."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -278,8 +278,8 @@ def _errors(
 ) -> Errors | None:  # fmt: skip
     """Return the paper's measure: the pooled errors of the sites' own models after each round.
 
-    Rounds missed by any site are left out. The last round's error over non-zeros is computed from
-    the `models` if no site measured it.
+    Rounds in which any site did not take part are left out. The last round's error over the
+    non-zero cells is computed from the `models` unless all sites measured it.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))

@@ -1,7 +1,7 @@
 """The result of a run: the content of ``summary.json``, in which most keys are at the top level.
 
-Each key is a field of a class in this module. If none of a class's values is known, the file has
-null for keys such as `epsilon` and `rmse`, and omits the others.
+Each key is a field of a class in this module. If unknown, `epsilon`, `delta`, `accountant`, `rmse`,
+`fit`, `fms` and `auc` are null. Other keys are omitted if no value of the same class is known.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit
 class Spending:
     """The privacy cost of releases, as returned by `Guarantee.to_dict`.
 
-    `claim` says how rigorously each epsilon is proven, and is shown next to that epsilon. `epsilon`
-    applies if a patient's record is added or removed, and `replacing` if a record is replaced.
-    `alone` applies to secure sums if all other sites collude with the server.
+    `claim` says how rigorously epsilon is proven. In patient mode, `epsilon` holds if a patient is
+    added or removed, and `replacing` is the epsilon for a replaced record. With secure sums,
+    `alone` is the epsilon that holds even if all other sites collude with the server.
     """
 
     epsilon: float
@@ -38,14 +38,14 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's spending and releases. ``summary.json`` also has each release's cost ``rho``."""
+    """One site's privacy cost and releases. In ``summary.json``, releases also have a ``rho``."""
 
     ledger: tuple[ReleaseEvent, ...]
 
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """The largest spending of any site, and each site's spending by name."""
+    """The privacy cost of the site that spent the most, and each site's cost by site name."""
 
     unit_in_words: str
     neighbours_in_words: str
@@ -111,7 +111,7 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """How well an outcome is predicted for a `group` of labelled patients: a site, or ``overall``.
+    """The AUCs for one `group` of labelled patients: those of a site, or ``overall`` for all.
 
     Predictions use patients' scores (`memberships`) or, as baselines, their sets of codes
     (`raw_codes`) and sums of counts (`volume`). `reason` explains missing figures.
@@ -150,11 +150,11 @@ class Coherence:
 class Measured:
     """Measures of a simulation, which has all sites' data on one machine.
 
-    `fms` is the factor match score with the planted phenotypes, if there are any. `auc` is the AUC
-    for the first label. `errors` is None if the loss is not squared, or if no round has errors from
-    all sites. `fit_shared` is the share of the data that the shared factors explain after all
-    patients are refitted. `fit_frequencies` is the share of the data that code frequencies alone
-    explain. `coherence` is None if nothing was learned.
+    `fms` is the factor match score with the true phenotypes, if these are known. `auc` is the AUC
+    for the first label. `errors` is None if the loss is not the squared error, or if no round has
+    errors from all sites. `fit_shared` is the share of the data that the shared factors explain
+    after all patients are refitted. `fit_frequencies` is the share of the data that code
+    frequencies alone explain. `coherence` is None if nothing was learned.
     """
 
     fms: float | None
@@ -177,9 +177,9 @@ class Summary:
     """The result of a run. `name` is the name of the cohort or, in a deployment, of the job.
 
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
-    the model. Each row of the data is one `row_unit`: ``patient`` or ``discharge``. If known,
-    `false_discovery` holds the probability that each phenotype is absent in other patients. `spent`
-    is None in a run without noise, and `measured` is None in a deployment.
+    the model. `row_unit` is what a row of the data represents: ``patient`` or ``discharge``. If
+    known, `false_discovery` holds, for each phenotype, the probability that it is absent in other
+    patients. `spent` is None in a run without noise, and `measured` is None in a deployment.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Test in a survey whether people can tell a run's phenotypes from made-up phenotypes.
+"""Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. A made-up item is a phenotype in which one leading
-code, or all codes of one mode, come from another phenotype. The key says which items are real, so
-nobody may read the key before all answers are in. All files are as public as the model.
+Half of the items are phenotypes of the model. A made-up item is a phenotype in which another
+phenotype's codes replace one leading code or all codes of one mode. The key says which items are
+real, so nobody may read the key before all answers are in. The files reveal no more than the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ Codes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Item:
-    """A pattern on the page: leading codes by mode, from one phenotype or from two."""
+    """A survey item: the leading codes of each mode, taken from one phenotype or from two."""
 
     phenotype: int
     kind: Kind
@@ -92,7 +92,7 @@ def agreement(one: Answers, two: Answers) -> str:
 
 
 def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
-    """Write the `new_files` of a survey, readable only by their owner. Return the sheet's path.
+    """Write a survey's sheet, page and key, readable only by their owner. Return the sheet's path.
 
     Each phenotype is the basis of at most one item, so a small model gives fewer items. `seed`
     determines the choice and the order of the items.
@@ -124,7 +124,7 @@ def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
-    """Return kappa for the items in `one`, or ``undefined`` if every answer is the same."""
+    """Return the kappa of `one` and `two`, or ``undefined`` if every answer is the same."""
     pairs = [(one[n], two[n]) for n in sorted(one)]
     if len({answer for pair in pairs for answer in pair}) < 2:
         return "undefined"
@@ -136,7 +136,7 @@ Lists = Mapping[int, Mapping[str, Codes]]
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in random order. If the total is odd, one more item is real."""
+    """Return items in random order. Half of the items (rounded down) are made-up."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)
@@ -164,7 +164,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Replace the last mode's codes with a partner's. Partners have few such codes in common."""
+    """Replace each phenotype's codes in the last mode by those of another, with few in common."""
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}
 
@@ -182,7 +182,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code with another phenotype's leading code that is weak or absent here."""
+    """Replace a leading code of `number` with another phenotype's, weak or absent in `number`."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)

@@ -1,9 +1,9 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is a number, or None if patients were not counted. If the number would reveal a
+A share of patients is a number, or None if no patients were counted. If the number would reveal a
 count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` (of up
-to 99 patients) and ``nearly all`` (of more) mean all but fewer than ten. ``hidden`` means that the
-number, together with other numbers in the table, would reveal a small count.
+to 99 patients) and ``nearly all`` (of 100 or more) mean that at most nine are excluded. ``hidden``
+means that the number, with others in the table, would reveal a small count.
 """
 
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """The phenotypes, the `rates` of outcomes, and the share of patients `without` phenotypes."""
+    """All phenotypes, each outcome's rate, and the share of patients who have no phenotype."""
 
     patients: int
     phenotypes: tuple[Phenotype, ...]
@@ -88,7 +88,7 @@ class SiteUsage:
 
     @property
     def switched_off(self) -> dict[str, list[int]]:
-        """Numbers of the phenotypes switched off at each site."""
+        """For each site, numbers of the phenotypes whose columns the l2,1 penalty set to 0."""
         return {
             site: [number for number, is_off in enumerate(row, start=1) if is_off]
             for site, row in zip(self.sites, self.off, strict=True)
@@ -105,11 +105,11 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class Pair:
-    """A phenotype's number, its partner's number in another run, and the similarity of the two.
+    """The numbers of two matched phenotypes, in a run and in another run, and their similarity.
 
-    `match` is the product of the cosines in all modes. `fair` is the value that this product has if
-    every cosine is 0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes, whose
-    modes come from different phenotypes of the other run. Such matches are due to frequent codes.
+    `match` is the product of the modes' cosines, and `fair` is this product for cosines of 0.85,
+    which count as similar. `chance` is the 95th percentile of matches with artificial phenotypes
+    that combine modes of the other run's phenotypes. Only frequent codes cause such matches.
     """
 
     number: int
@@ -125,7 +125,7 @@ class Pair:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether codes shared by many phenotypes could explain the match."""
+        """Whether the match exceeds `fair` but not `chance`, so frequent codes may explain it."""
         return self.fair < self.match <= self.chance
 
 
@@ -133,7 +133,7 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` describes the other run's noise (see `protection`). `rank` is the first run's rank.
+    `how` states the other run's epsilon, or ``without noise``. `rank` is the run's own rank.
     """
 
     name: str
@@ -152,5 +152,5 @@ class Replication:
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return a phenotype's pair in each other run. A phenotype without a partner gets match 0."""
+    """Return a phenotype's pair from each replication, or a pair with match 0 if there is none."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]

@@ -1,1 +1,1 @@
-"""Modules for files, threads, compiled code and logs, independent of tensors and privacy."""
+"""Low-level modules for files, memory, threads, processes, compiled code and logs."""

@@ -1,4 +1,4 @@
-"""Compile kernels with numba's `njit` and a disk cache, and find the registers' width."""
+"""Compile kernels with numba, cache them on disk, and find the width of vector registers."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -15,8 +15,8 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Return a decorator that compiles a function, which then runs without the GIL.
 
-    `options` are passed to `numba.njit`. Use different tags for kernels that are compiled from the
-    same function but inline different functions.
+    `options` are passed to `numba.njit`. `tag` distinguishes kernels in numba's cache that are
+    compiled from the same function but inline different functions.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -21,9 +21,9 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` when complete. A crash never leaves `path` incomplete.
+    """Open a temporary file that replaces `path` once complete, so `path` is never incomplete.
 
-    The content reaches the disk before the file gets its name, so the file survives a power
+    The content reaches the disk before the file is renamed to `path`, so the file survives a power
     failure. If `durable` is false, writes do not wait for the disk.
     """
     if not path.parent.is_dir():
@@ -44,7 +44,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Unless `path` exists, write it completely and durably, accessible only to its owner."""
+    """Atomically and durably create `path`, accessible only to its owner, unless `path` exists."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -63,7 +63,7 @@ def create_once(path: Path, content: bytes) -> None:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Open a file that only its owner can access, and refuse links. Use this as an `opener`."""
+    """Open a file for its owner only, but refuse symbolic links. Use this as `opener` of `open`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -89,7 +89,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space with a file. Call the yielded function just before using the space.
+    """Reserve disk space with a file, which the yielded function deletes to free the space for use.
 
     Raise an OSError if the disk or a quota has too little space. On macOS and a few file systems,
     which cannot reserve space, only the free space is checked.
@@ -175,10 +175,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_own(path: Path, *, reading: bool = False) -> None:
-    """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
+    """Raise an error unless a path is the user's own file or folder, writable by nobody else.
 
-    A user who can change a ledger could restore a spent privacy budget. A missing path is allowed.
-    If `reading` is true, another user may own the path.
+    A user who can change a ledger could restore a spent privacy budget. A path that does not exist
+    is accepted. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()
@@ -283,7 +283,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """Return a fault for each parent folder that lets others replace the path."""
+    """Return a fault for each parent folder in which other users could replace `path`."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

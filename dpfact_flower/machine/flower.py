@@ -21,7 +21,7 @@ QUIET = {
 
 
 def version_faults() -> list[str]:
-    """Return one fault if the installed version of Flower is untested, or else an empty list."""
+    """Return a list with one message if Flower's version is untested, or else an empty list."""
     installed = version("flwr")
     if ".".join(installed.split(".")[:2]) in KNOWN:
         return []
@@ -30,6 +30,6 @@ def version_faults() -> list[str]:
 
 
 def refuse_unknown_version() -> None:
-    """Refuse an untested version of Flower, whose private names may have changed."""
+    """Raise an error if Flower's version is untested, because private names may have changed."""
     if faults := version_faults():
         raise MissingDependencyError(f"nothing was started: {faults[0]}")

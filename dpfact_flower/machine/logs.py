@@ -27,10 +27,10 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log in Flower's format, at level INFO unless another level is set.
+    """Send this package's log to Flower's handler, at level INFO unless another level is set.
 
-    Call this function from apps, commands and functions that perform a run, but never on import. In
-    a file or a journal, log lines have a time stamp but no colours.
+    Call this function from apps, commands and functions that perform a run, but never on import. If
+    standard error is not a terminal, log lines have a time stamp but no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -65,7 +65,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Hide Flower's and this package's log lines below WARNING during a run in this process."""
+    """Hide log lines of Flower and of this package below WARNING during a run in this process."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

@@ -26,13 +26,13 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Return this process's peak memory use in bytes, plus the bytes passed to `hold_beside`."""
+    """Return this process's peak memory in bytes, plus memory held for it (see `hold_beside`)."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
 
 def hold_beside(held: int) -> None:
-    """Record how many bytes another process holds for this process under the same memory limit."""
+    """Record how many bytes another process uses for this one. One memory limit covers both."""
     _beside[0] = held
 
 

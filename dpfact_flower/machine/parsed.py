@@ -32,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Build a dataclass and its nested dataclasses from parsed JSON, with strict type checks.
 
-    Unknown keys are ignored. Errors omit the fields in `unnamed`, which are not keys in the file.
+    Unknown keys are ignored. Error messages omit fields in `unnamed`, which are not in the file.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 

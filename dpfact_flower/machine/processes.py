@@ -77,9 +77,9 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port on a loopback address may reach.
 
-    Return None if an address is not a loopback address, or if the sockets are not visible, for
-    example because they belong to another container. Return an empty list if one of the host's
-    addresses has no listener, because any process could start listening on that address.
+    Return None if an address of `host` is not a loopback address, or if the sockets are not
+    visible, for example in another container. Return an empty list if any address of `host` lacks a
+    listener: any process could start to listen there and receive the connection.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -39,8 +39,8 @@ def thread_count() -> int:
 class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
-    The setting is global, so the last thread to leave the context resets it. OpenBLAS may ignore
-    settings from a second thread, so enter this context before you start other threads.
+    The setting is global, so the last thread to leave the context resets it. Enter this context
+    before you start other threads, because OpenBLAS may ignore a setting made in such a thread.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield the results of ``map(function, parts)`` in order. Threads compute some in advance."""
+    """Yield the results of ``map(function, parts)``, computed ahead in up to `threads` threads."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # a single part needs no other thread

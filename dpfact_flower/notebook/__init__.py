@@ -1,4 +1,4 @@
-"""DPFact's Python interface: a scikit-learn estimator, and runs on data in memory.
+"""DPFact's Python interface for data in memory, with a scikit-learn estimator.
 
-`federated` runs DPFact on sites in memory. `run` presents results as values, tables and plots.
+The module `federated` runs DPFact. The module `run` presents values, tables and plots.
 """

@@ -1,6 +1,6 @@
 """Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
 
-A site in memory is one of this package's types, another library's tensor or matrix, or a DataFrame.
+A site's data is an object of this package, another library's tensor or matrix, or a DataFrame.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return site settings that allow only this privacy mode and limit each site's epsilon."""
+    """Return site settings that allow only `config`'s privacy mode and limit a site's epsilon."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -216,7 +216,7 @@ def holds_sites(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return the row names of a frame with codes as columns, or None if it is not from pandas."""
+    """Return the index of a pandas DataFrame whose columns are codes, or None for another type."""
     if odd := {name.lower() for name in columns_of(given)} & {"patient", "site", "time"}:
         raise DataError(
             f"sites: all columns are codes, not {min(odd)}; in pandas, use set_index, or delete it"
@@ -276,11 +276,11 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
 
 
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
-    """A scikit-learn estimator for phenotypes that sites learn together.
+    """A scikit-learn estimator that learns phenotypes jointly across sites.
 
     `fit` performs a whole federated run in this process, with the noise that the privacy mode
-    requires. `transform` fits old or new patients to the phenotypes. No privacy guarantee covers
-    the resulting scores, so only the patients' own site may see the scores.
+    requires. `transform` computes the scores of training or new patients. No privacy guarantee
+    covers these scores, so only the patients' own site may see the scores.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def fit(self, X: Any, y: Any = None) -> Self:
         """Run DPFact on the sites in `X`, in any form that `as_cohort` accepts.
 
-        A matrix with a row per patient is one site.
+        A single matrix with one row per patient is treated as one site.
         """
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
@@ -386,8 +386,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Return every patient's score for each phenotype, shape (patients, rank).
 
-        Patients are in the same order as in `X`, one site after the other. If `X` has events,
-        `memberships` shows the order of the patients.
+        Patients are in the same order as in `X`, one site after the other. If `X` has events, see
+        the index of ``memberships(X)`` for the order.
         """
         return np.concatenate([site.scores for site in self._memberships(X)])
 

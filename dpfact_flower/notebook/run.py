@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
-    A run contains no data about individual patients, and can be pickled. A simulation's measures
-    are computed without noise from all sites' patients, so protect them like patient data.
+    A run contains no data about individual patients, and can be pickled. In a simulation, measures
+    are computed from all patients' data without noise, so protect the measures like patient data.
 
     `model` holds the phenotypes that all sites share, and `summary` holds the content of
     ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
@@ -90,7 +90,7 @@ class Run:
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Return the codes of each phenotype, which are as public as the model.
+        """Return the codes of each phenotype, which reveal no more than the model.
 
         If `folder` holds a comparison with other runs, the column ``certainty`` is based on it.
         """
@@ -101,7 +101,7 @@ class Run:
         return frame.assign(certainty=frame["phenotype"].map(sure))
 
     def clinical(self) -> DataFrame:
-        """Return clinical measures of the phenotypes, which are as public as the model."""
+        """Return clinical measures of the phenotypes, which reveal no more than the model."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -191,7 +191,7 @@ class Run:
         return self._drawn("auc", ax, found[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
-        """Draw a figure of `plots` in the given axes or, if there are none, in new pyplot axes."""
+        """Call the function `what` of `plots` with the given axes or, if None, with new axes."""
         library("matplotlib")
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 

@@ -1,6 +1,6 @@
 """Compute all releases that leave a site, add noise to them, and record their privacy cost.
 
-No other module here imports `opacus_accountant`, because that module also imports torch.
+No module of this package imports `opacus_accountant`, because that module imports torch.
 """
 
 from dpfact_flower.privacy.conversions import mu_for_epsilon as mu_for_epsilon

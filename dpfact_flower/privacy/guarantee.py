@@ -1,6 +1,6 @@
 """Compute the privacy guarantee for a site's releases, with an epsilon from each accountant.
 
-The guarantee holds only if the sensitivity that each release's event states is correct.
+The guarantee holds only if the sensitivity stated in each release's event is correct.
 """
 
 import math
@@ -25,7 +25,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text stating the epsilon for a replaced record, or "" if `epsilon` is None."""
+    """Return text with the epsilon for replacing a patient's record, or "" if `epsilon` is None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -35,7 +35,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 class Figure:
     """An epsilon, and the delta, accountant and claim that are always printed with the epsilon.
 
-    If `epsilon` is for adding or removing a patient, `replacing` is for replacing a record.
+    `replacing`, if not None, is the epsilon that holds if a patient's record is replaced.
     """
 
     accountant: str

@@ -35,7 +35,7 @@ def discrete_gaussian(
 
     `random_bytes` is `os.urandom`, or a seeded source in simulations. Each sample uses about 24
     random bytes. `at_once` is the number of 64-bit words read at a time, and does not affect the
-    samples. Only tests set `bits` below 24.
+    samples. Only tests use a `bits` other than `SIGMA_BITS`.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
@@ -86,8 +86,8 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma) for gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    Algorithm 1 draws events with probability gamma/k. Here, each event combines two independent
-    events, with probabilities 1/k and gamma. The event that needs fewer bits is drawn first.
+    Algorithm 1 needs Bernoulli(gamma/k) draws. Each is the product of two independent draws, first
+    Bernoulli(1/k), which usually needs fewer bits, and then Bernoulli(gamma).
     """
     k = 1
     while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
@@ -128,10 +128,10 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). The distance between
-    |y| and S is whole * S + rest, so the probability is the product of exp(-whole**2 / 2),
-    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). Each of these three exponents is
-    represented exactly.
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Write the distance
+    between |y| and S as whole * S + rest, with an integer `whole` and 0 <= rest <= S. The
+    probability is the product of exp(-whole**2 / 2), exp(-whole * rest / S) and
+    exp(-rest**2 / (2 S**2)). Each of these three exponents is represented exactly.
     """
     while True:
         value = _laplace(bits, words, cursor)
@@ -151,7 +151,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Draw `samples[done:]` from the bits starting at `position`, until the bits run out.
+    """Fill `samples[done:]`, using the bits from `position` on, until the bits run out.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

@@ -3,7 +3,7 @@
 Only paper mode uses `Noise.gaussian`, because floating-point noise leaks information: the set of
 possible noisy values depends on the value before noise (Mironov 2012). `Noise.integers` avoids this
 leak by drawing exact integers. `Noise.gaussian` never returns a value beyond 9.2 standard
-deviations, although a Gaussian variable would do so with probability 2**-64.
+deviations, although a Gaussian variable exceeds this bound with probability 2**-64.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Convert uniform 64-bit words to standard normal values.
 
     In each word, one bit determines the sign, and 63 bits determine the tail probability. Positive
-    values mirror the negative values, so both tails have full floating-point precision.
+    values are mirrored from the lower tail, where floating-point numbers are precise.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

@@ -1,4 +1,4 @@
-"""Add noise to feature factors as in the DPFact paper, and compute the privacy cost (paper mode).
+"""In paper mode, add the DPFact paper's noise to feature factors, and compute the privacy cost.
 
 The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
 privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
@@ -14,13 +14,13 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return one factor's zCDP cost per round: `settings.rho`, or an equal share of the budget."""
+    """Return a factor's zCDP cost per round: `settings.rho`, or budget / (rounds * factors)."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
-    """Return 2 tau L eta, the L2 sensitivity that the paper claims for a factor after `tau` passes.
+    """Return 2 tau L eta, the paper's claimed L2 sensitivity after `tau` passes over the data.
 
     The solver is permutation SGD. The claim (Wu et al. 2017) assumes that the loss is L-Lipschitz,
     beta-smooth and convex in all updated variables, that eta <= 2/beta, and that each pass visits
@@ -28,9 +28,9 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     Clipping each entry's gradient to `clip` gives any loss the Lipschitz constant L = `clip`, but
     the other assumptions do not hold. The loss is not convex in all factors jointly, and the l2,1
     step couples all patients. Each round continues from factors without noise. If an entry changes
-    from zero to one, the length of a pass changes. A pass may visit a sampled zero twice, and the
-    step size adapts to the data. The returned value therefore only sets the scale of the noise and
-    is not a bound.
+    from zero to one, the length of a pass changes. Zeros are sampled, so a pass may visit the same
+    zero twice. The step size adapts to the data. The returned value therefore only sets the scale
+    of the noise and is not a bound.
     """
     return 2 * tau * clip * eta
 
@@ -59,7 +59,7 @@ def perturb(
 def planned_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
-    """Return the events of a future call to `perturb`, given the sizes of the modes' factors."""
+    """Return the release events that `perturb` will record, given the factors' sizes."""
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)
     return tuple(

@@ -1,8 +1,8 @@
-"""Define `Release`, the data that leaves a site, and `ReleaseEvent`, which states its privacy cost.
+"""Define `Release`, the values that a site sends, and `ReleaseEvent`, their privacy cost.
 
-The Flower client sends patients' data only in the form of a `Release`. For each array with noise, a
-release has one immutable event, which contains no information about patients' data. Only functions
-in `privacy` make a `Release`: `paper.perturb`, `patient.release` and the functions in this module.
+The Flower client sends values derived from patients' data only as a `Release`. For each array with
+noise, a release has one immutable `ReleaseEvent` without information about patients' data. A
+`Release` is made only by `paper.perturb`, `patient.release` and the functions in this module.
 """
 
 import dataclasses
@@ -35,11 +35,11 @@ class ReleaseEvent:
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
     `sensitivity` is the claimed bound on the L2 distance between the noiseless values from two
     neighbouring data sets. `sigma` is the standard deviation, not the variance, of the noise on
-    each value. Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries
-    of one patient. In one of the two sets, the unit is missing or replaced by another unit. `claim`
+    each value. Neighbouring data sets differ in one `unit`: a tensor entry or all entries of one
+    patient. Only one set has the unit (add-remove), or the unit's values differ (replace). `claim`
     states whether the sensitivity is proven, and is printed with every epsilon computed from the
-    event. If `seeded` is true, the noise can be recomputed and therefore protects nobody. In a
-    secure sum, `own_sigma` is the standard deviation of the site's own noise, and 0 elsewhere.
+    event. If `seeded` is true, the noise can be recomputed and therefore protects nobody.
+    `own_sigma` is the standard deviation of the site's own noise in a secure sum, and 0 otherwise.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> "ReleaseEvent":
-        """The same event with this site's noise alone, as if all other sites colluded."""
+        """The event if only this site's noise counted, because all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -121,7 +121,7 @@ class Release:
 
     `arrays` holds read-only float32 values: either feature factors, with one row per code and one
     column per phenotype, or one vector of statistics. In a secure sum, `arrays` holds bytes
-    instead, and `events` is empty, because the `Share` was charged.
+    instead, and `events` is empty, because the cost is charged for the `Share`.
     """
 
     arrays: tuple[Array, ...]
@@ -146,7 +146,7 @@ class Share:
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release from masked bytes, without events, because the `Share` has the events."""
+    """Make a release from masked bytes. The release has no events: the `Share` has them."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 

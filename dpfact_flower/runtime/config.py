@@ -53,7 +53,7 @@ class RunConfig(NamedTuple):
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Return simulated sites' files, or [] in a deployment. Generate synthetic data if needed."""
+    """Return the paths of simulated sites' data, or [] in a deployment. Generate data if needed."""
     if not app.data:
         return []
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():

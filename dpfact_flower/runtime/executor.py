@@ -1,9 +1,9 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
-A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts that
-app at the hospital. Anyone who may submit a run can therefore run code at the hospital. This
-executor instead starts the installed `dpfact_flower.runtime.worker`, and never unpacks, installs or
-imports an app from the SuperLink.
+With every run, a SuperLink sends an app to the hospitals. There, Flower's own executor,
+`flower-superexec`, starts that app. Anyone who may submit a run can therefore run code at the
+hospital. This executor instead starts the installed `dpfact_flower.runtime.worker`, and never
+unpacks, installs or imports an app from the SuperLink.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    On SIGTERM, the process exits after the current message, and on a second SIGTERM immediately.
-    `config` is read for each message. `node_user` is a user name or number (default: this user).
+    On SIGTERM, the process exits after the current message, and on a second SIGTERM at once.
+    `config` is read again for each message. By default, `node_user` is this process's user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -70,13 +70,13 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    While one process is busy, a second process would start more slowly and run out of memory
-    earlier. The second process's reply would therefore reveal how busy the first process is.
+    If two messages were answered at once, the second process would start more slowly and run out of
+    memory earlier. The second reply would therefore reveal how busy the first process is.
     """
     is_busy = is_asked = False
 
     def end(number: int, _: FrameType | None) -> None:
-        """Let an answer finish, because it may already have been charged."""
+        """Let an answer in progress finish, because its cost may already have been charged."""
         nonlocal is_asked
         if not is_busy or is_asked:
             sys.exit(0)
@@ -98,11 +98,11 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 def _set_environment(state: Path) -> None:
-    """Remove proxies from the environment, disable telemetry, and set the site's folders.
+    """In the environment, disable proxies and telemetry, and set the folders of Flower and numba.
 
-    A proxy would also receive loopback traffic. By default, numba's cache of compiled code is in
-    the state folder, because anyone who can write to the cache can run code at the site. Flower
-    needs a home folder on import, but keeps nothing there.
+    Proxies are removed because a proxy would also receive traffic within the machine. By default,
+    numba's cache of compiled code is in the state folder, because anyone who can write to the cache
+    can run code at the site. Flower needs a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

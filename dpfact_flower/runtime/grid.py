@@ -17,7 +17,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid whose nodes, one for each given config, run a ClientApp in parallel threads."""
+    """A Grid with one node per node config. The nodes run a ClientApp in parallel threads."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver each message to its node and keep the reply. Exceptions become error replies."""
+        """Deliver messages and keep the replies. A ClientApp's exception becomes an error reply."""
         numbered = {f"message-{next(self._ids)}": message for message in messages}
         for message_id, message in numbered.items():
             message.metadata.__dict__["_message_id"] = message_id

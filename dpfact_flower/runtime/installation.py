@@ -1,8 +1,8 @@
-"""Write a centre's or hospital's certificates, keys, settings and systemd units into a folder.
+"""Write certificates, keys, settings and systemd units for a coordinating centre or a hospital.
 
-Only ``install.sh``, which the administrator should read first, needs root. To try a deployment on
-one machine, use ``start.sh``, which runs the units' commands as the current user. The certificates
-pass the strict checks of Python 3.13 and later.
+Only ``install.sh`` needs root. The administrator should read this script before running it. To try
+a deployment on one machine, use ``start.sh``, which runs the units' commands as the current user.
+The certificates pass the strict checks of Python 3.13 and later.
 """
 
 import datetime
@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Create a folder that others may enter. Refuse a folder that already holds an installation."""
+    """Create a folder that other users can read. Refuse a folder with an installation."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(
@@ -211,7 +211,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` states whether each further extension is critical."""
+    """Return a PEM certificate. `more` maps additional extensions to whether they are critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

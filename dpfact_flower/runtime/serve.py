@@ -51,7 +51,7 @@ def serve(
     """Run DPFact on a Grid, write the run folder and return its path.
 
     `cohort` holds simulated sites in memory. By default, a simulation's sites are read from the
-    folder that the config names. If `measured` is False, a simulation's results are not measured.
+    folder that the config names. If `measured` is False, a simulation's model is not evaluated.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -109,8 +109,8 @@ def federate_cohort(
 ) -> Path:
     """Run DPFact as `federate` does, but with sites in memory. See `serve` for `measured`.
 
-    If `own` is given, every site has these settings, including the budget, and its ledger survives
-    a power failure. Otherwise, the sites are simulated and allow every run.
+    If `own` is given, every site uses these settings, including the budget, and writes its ledger
+    durably. Otherwise, the sites are simulated and accept every run.
     """
     use_flower_handler()
     settings = own or simulated_settings(config.app.sites_folder)
@@ -145,7 +145,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Pass an `evaluate_fn` only for `watch`, because Flower logs every call."""
+    """Run the rounds. Only `watch` gets an `evaluate_fn`, because Flower logs each call of one."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:
@@ -211,7 +211,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add the reasons that they logged in this process to the error."""
+    """If sites refuse a run, add the reasons logged in this process to the error message."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)

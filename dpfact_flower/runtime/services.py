@@ -1,7 +1,7 @@
 """Flower's SuperLink and SuperNode as services: `dpfact superlink` and `dpfact site connect`.
 
-A service exits when one of its parts has failed, so that systemd restarts it. The two commands work
-around the following faults in Flower:
+A service exits when any of its threads or its helper process fails, so that systemd restarts the
+service. The two commands work around the following faults in Flower:
 
 - If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
   restart it, and all runs stay `pending`.
@@ -9,7 +9,7 @@ around the following faults in Flower:
   keep the database busy for longer. The SuperExec and all ServerApps then exit.
 - When the SuperNode's connection fails unexpectedly, one of the SuperNode's threads ends, but the
   others continue.
-- If the executor is killed while it sends a reply, the SuperNode waits forever for the rest.
+- If the executor is killed while it sends a reply, the SuperNode waits forever for the reply.
 - The SuperNode sends a reply only after it has received another message.
 """
 
@@ -54,7 +54,7 @@ def run_superlink(options: Sequence[str]) -> None:
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or gives up."""
+    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or fails."""
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait longer for a busy database. Call it before importing SuperLink."""
+    """Make Flower's SuperLink, if imported later, wait longer for a busy database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -116,7 +116,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Return whether the child that exited is the helper. Libraries also start child processes."""
+    """Return whether the helper has exited, rather than a child process that a library started."""
     with suppress(OSError):  # other code in this process has already waited for the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
@@ -125,7 +125,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`. If no run has a message to fetch, return a run with an unsent reply."""
+    """Wrap `pull` to return a run with an unsent reply if no run has a message to fetch."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
@@ -139,7 +139,7 @@ def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts of a reply, and terminate the SuperNode if a part is late."""
+    """Yield the parts of a reply, and terminate the SuperNode if a part does not arrive in time."""
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
     while True:

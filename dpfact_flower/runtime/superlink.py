@@ -59,7 +59,7 @@ class RunFailedError(DPFactError, RuntimeError):
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return an environment for Flower's commands, with their helpers on the PATH."""
+    """Return an environment in which Flower's commands find their helper programs."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
     environment = {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
     for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # Jupyter sets these for colours
@@ -93,7 +93,7 @@ class Connection:
 
     @classmethod
     def of(cls, text: str) -> "Connection":
-        """Make a connection from a name, or from the folder that `dpfact centre init` wrote."""
+        """Make a connection from a SuperLink's name or from the folder of `dpfact centre init`."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():
             if os.sep in text:
@@ -132,8 +132,8 @@ class Connection:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
         `log` is a file descriptor for the log, by default this process's output. The returned
-        status is `UNKNOWN` if the SuperLink has not reported on the run for five minutes. Print a
-        warning if the run does not begin, because Flower gives no such warning.
+        status is `UNKNOWN` if the SuperLink has not answered for five minutes. Print a warning if
+        the run does not begin, because Flower gives no such warning.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -184,7 +184,7 @@ def _reason(answer: Mapping[str, Any]) -> str:
 
 
 class LogFollower:
-    """A callback for the lines of a run's Flower log that shows progress and warnings."""
+    """A callback that receives the lines of a run's Flower log, and shows progress and warnings."""
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
@@ -224,7 +224,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Log lines go to the follower, if any, or to the output."""
+        """Run a Flower App to its end. Its log goes to `follower` or this process's output."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")
@@ -236,7 +236,7 @@ class SuperLink(Connection):
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a log's file descriptor. The follower reads every line before the context ends."""
+    """Yield a file descriptor. Every line written there is passed to the follower."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -257,7 +257,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
-    In a simulation, the SuperLink's clients are virtual (Ray). Otherwise, they are SuperNodes.
+    In a simulation, Ray runs virtual clients. Otherwise, the SuperLink's clients are SuperNodes.
     """
     home = home.absolute()
     private_folder(home)

@@ -1,4 +1,4 @@
-"""Implement the executor's side of the protocol with a SuperNode.
+"""Implement the executor's part of the protocol between the executor and a SuperNode.
 
 To answer messages, Flower runs the app that the SuperLink sends. Flower has no public way to use a
 different app, so this module calls the SuperNode's Runtime API through private parts of Flower.
@@ -49,12 +49,12 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """A SuperNode's address. Requests are sent only if a process of the given user listens there.
+    """The address of a SuperNode, used only if the listening process belongs to the given user.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
-    bind the SuperNode's port and obtain answers at the expense of the hospital's budget. Therefore
+    bind the SuperNode's port and spend the hospital's privacy budget on its own requests. Therefore
     the listening process is checked before each request, and again before the answer is read. Each
-    connection serves one request, because an open connection may belong to an earlier process.
+    connection serves one request, because an open connection may lead to a different process.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -104,16 +104,16 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages waiting at a SuperNode. `secret` is the SuperNode's superexec-auth-secret."""
+    """The messages (Flower's tasks) at a SuperNode. `secret` is the superexec-auth-secret."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
         self._client = node.client([RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
-        """Claim the message that has waited longest for the ClientApp, and return its token.
+        """Claim the oldest message for the ClientApp, and return the message's token.
 
-        The token is empty if no message is waiting, and None if the SuperNode does not answer.
+        Return an empty string if no message is waiting, or None if the SuperNode does not answer.
         """
         request = api.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
@@ -133,8 +133,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message when the context begins, and report it as done when the context ends.
 
     Yield the message, its context, and a function that sends the reply to the SuperNode. After an
-    error, the message is not reported as done, because the SuperNode would then wait endlessly for
-    the reply. A SuperNode that gets no heartbeat for a minute answers the message itself.
+    error, do not report the message as done. Otherwise, the SuperNode would wait endlessly for a
+    reply. A SuperNode that gets no heartbeat for a minute answers the message with an error.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -142,7 +142,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat. Ignore errors, because the SuperNode may have stopped waiting."""
+        """Send a heartbeat. Ignore errors, because the SuperNode may no longer await a reply."""
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest())
         return True
@@ -163,7 +163,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does."""
+    """Fetch the claimed message. `flwr.supernode.runtime.run_clientapp` also fetches the app."""
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(

@@ -1,9 +1,9 @@
 """Run a command, and terminate it and all its descendants when the parent process exits.
 
-Flower's servers and Ray launch helper processes, some of them in new sessions. Such helpers outlive
-a killed parent. The supervisor is this file, run as a program between the parent and the command.
-When the parent exits for any reason, a pipe closes. The supervisor then terminates the command and
-its helpers. On Linux, the supervisor adopts orphaned descendants and kills its children until none
+Flower's servers and Ray launch helper processes. Helpers in a new session outlive a killed parent.
+The supervisor is this file, run as a program between the parent and the command. When the parent
+exits, the pipe to the supervisor's stdin closes. The supervisor then terminates the command and its
+helpers. On Linux, the supervisor adopts orphaned descendants, and kills all its children until none
 is left. On other systems, the supervisor terminates only the processes in its own process group.
 """
 
@@ -28,9 +28,9 @@ _STOP_SECONDS = 20
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in a new session, until the context ends.
 
-    Yield the supervisor's `Popen`, made with `options`. The supervisor exits once the command and
-    its helpers have ended. The exit code is the command's, or 128 plus the signal number if a
-    signal killed the command. Do not call `communicate`, which would close the supervisor's stdin.
+    Yield the supervisor's `Popen`, to which `options` are passed. The supervisor exits once the
+    command and its helpers have ended. The exit code is the command's, or, after a signal, 128 plus
+    the signal's number. Do not call `communicate`, which would close the supervisor's stdin.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}
@@ -44,7 +44,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it exits, stdin closes or SIGTERM arrives. Then stop its helpers."""
+    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end its processes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()

@@ -1,9 +1,9 @@
-"""Answer messages in a process that has no connection to the SuperNode.
+"""Answer the server's messages in a separate process without a connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
 reply. Only the new process reads the patients' data. If that process dies or hangs, the executor
-replies with the same error code and the same `ReplyDelay` as after any failed round. Without this
-reply, the SuperNode would report the failure at a time that depends on the patients.
+sends the error code of a failed round after the usual `ReplyDelay`. Without this reply, the
+SuperNode would report the failure at a time that depends on the patients.
 """
 
 import json
@@ -46,13 +46,13 @@ def message_from_bytes(data: bytes) -> Message:
 
 
 def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scalar]) -> bytes:
-    """Serialise a message, the ids of its run and node, and the hospital's own settings."""
+    """Serialise a question: a message, its run and node ids, and the hospital's own settings."""
     head = json.dumps([context.run_id, context.node_id, dict(own)])
     return b"%b\n%b" % (head.encode(), message_to_bytes(message))
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context with the hospital's settings, and the size of two copies."""
+    """Return a message, its context with the hospital's settings, and twice its size in bytes."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -75,7 +75,7 @@ class Answering:
             log_privately("", error)
 
     def _reply(self, message: Message, context: Context) -> Message:
-        """Return the reply. After an error, wait until a reply is due and return an error code."""
+        """Return the reply or, after an error, an error code once the reply is due."""
         site, delay = "", ReplyDelay(0)
         try:
             settings = read_site_settings(self._config)
@@ -112,10 +112,10 @@ class Answering:
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
 
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
-        """Return a process's output: the question's arrival time, the reply's size, and the reply.
+        """Return a new process's output: when `question` arrived, the reply's size, and the reply.
 
         The time that the process takes to free its memory depends on the patients. The reply is
-        therefore sent before the process exits. Only the next message waits for the exit.
+        therefore sent before the process exits. The exit delays only the next message.
         """
         if self._last is not None:
             self._last.wait()
@@ -136,7 +136,7 @@ class Answering:
 
 
 def answered(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
-    """Answer one message, using only the hospital's own settings."""
+    """Return the app's reply or, after an error, an error code once the reply is due."""
     settings = SiteSettings.from_config(context.node_config)
     try:
         return app(message, context)
@@ -148,9 +148,9 @@ def answered(message: Message, context: Context, came_in: float, app: ClientApp)
 
 
 def main() -> None:
-    """Answer the question on standard input with the installed app.
+    """Read a message from standard input, and answer the message with the installed app.
 
-    Write the question's arrival time (`time.monotonic`) on one line, the reply's size on the next
+    Write the message's arrival time (`time.monotonic`) on one line, the reply's size on the next
     line, and then the reply itself.
     """
     # The executor never imports the app. This process imports the app before the question arrives,

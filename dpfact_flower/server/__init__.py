@@ -1,1 +1,1 @@
-"""The server's work without Flower: rounds, quorum, checkpoints, and updates from replies."""
+"""The part of the server that does not depend on Flower: rounds, checkpoints and update rules."""

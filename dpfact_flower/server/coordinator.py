@@ -1,6 +1,6 @@
 """The server's part of a run, without Flower: quorum, checkpoints and history.
 
-The strategies `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact` send the requests.
+The strategies `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact` send this module's requests.
 """
 
 import logging
@@ -29,12 +29,12 @@ _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 class CoordinatorOptions(TypedDict, total=False):
     """Options of a `Coordinator`.
 
-    `vocabulary` is the digest of the code lists. Sites with different lists refuse the run. An
-    empty string skips this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`.
-    If `resume` is set, the run continues from the checkpoint in this folder, under the same job
-    name. If `resume` is not set, an unfinished run in the folder is an error, and a finished run is
-    replaced. If `durable` is true, checkpoints survive a power failure. Simulations do not need
-    this protection, because they charge no real budget.
+    `vocabulary` is the digest of the server's code lists. Sites with different lists refuse the
+    run. An empty string skips this check. `run_dir` is the folder for `checkpoint.npz` and
+    `history.jsonl`. If `resume` is set, the run continues from the checkpoint in this folder, under
+    the same job name. If `resume` is not set, an unfinished run in the folder is an error, and a
+    finished run is replaced. If `durable` is true, checkpoints survive a power failure. Simulations
+    do not need this protection, because they spend no real privacy budget.
     """
 
     solver: SolverSettings | None
@@ -91,7 +91,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run again for `sites` connected sites, before any site has released data."""
+        """Plan the run again for `sites` connected sites. No site may have released data yet."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -117,16 +117,16 @@ class Coordinator:
 
     @property
     def secure(self) -> Sharing | None:
-        """How sites share the noise in secure sums, or None if the run has no secure sums."""
+        """How the sites divide the noise of secure sums, or None if the run has no secure sums."""
         return self.rule.plan.sharing if self.rule.plan else None
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's chance of being absent from fits to other patients, or () if unknown."""
+        """Each phenotype's estimated chance of being absent in other patients, or () if unknown."""
         return self.rule.false_discovery
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return a round's planned release, or None in the last round and outside patient mode."""
+        """Return a round's planned release, or None in the last round or in other modes."""
         return self.rule.plan.release_of(round_number) if self.rule.plan else None
 
     def request(self, round_number: int) -> RoundRequest:
@@ -162,9 +162,9 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds sites have to answer a round.
 
-        Each request states this time limit, and sites do not charge later answers. The limit is
-        `round_timeout`. If `grace` is set, the limit is at most the longest time to a quorum so far
-        plus `grace`. Rounds for which `needs_quorum` is true keep the full limit.
+        Each request states this time limit, and a site charges nothing for a later answer. The
+        limit is `round_timeout`. If `grace` is set, the limit is at most `grace` plus the longest
+        time that a round took to reach its quorum. Rounds with `needs_quorum` keep the full limit.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -173,7 +173,7 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse to begin a run with too few sites for the quorum or too many for the rule."""
+        """Refuse a run with too few sites for the quorum or too many for the update rule."""
         run = self.run
         # Later rounds may begin below the quorum, because lost sites may return.
         if sites < run.min_sites and first:
@@ -201,8 +201,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        In secure sums, the replies contain no arrays. `sums` then contains the slots' totals, or
-        is empty if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
+        In secure sums, the replies contain no arrays. `sums` then contains the slots' totals, or is
+        empty if the sum failed. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)

@@ -1,4 +1,4 @@
-"""The server's rule for modes "none" and "paper": elastic averaging, as in the DPFact paper."""
+"""The server's update rule for modes "none" and "paper": the DPFact paper's elastic averaging."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,13 +25,13 @@ _LEAST = 1e-6
 
 
 class ElasticRule(ServerRule):
-    """A rule that averages the sites' factors elastically, by the paper's equation (global).
+    """A rule that averages factors elastically, by the DPFact paper's equation for global factors.
 
     The initial factors (the start) are drawn at random from the public seed. In mode "none", the
-    server can instead compute the start from the sites' co-occurrences. If code lists are long,
-    round 1 then asks for code counts, and round 2 for the co-occurrences of the most frequent
-    codes. Co-occurrences also show how strongly each site uses each phenotype, which determines the
-    site's weight in the mean. A subclass that overrides `update` always starts from random factors.
+    server can instead compute the start from the sites' co-occurrences. Long code lists require two
+    rounds: one for code counts, and one for co-occurrences of the most frequent codes.
+    Co-occurrences also show how strongly each site uses each phenotype, which determines the site's
+    weight in the mean. A subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -68,7 +68,7 @@ class ElasticRule(ServerRule):
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the factors or, during a start, of the code or pair counts."""
+        """Return the shapes of the factors or, before they exist, of code or pair counts."""
         if self._started:
             return [factor.shape for factor in self.factors]
         if self._counts_codes:
@@ -88,11 +88,11 @@ class ElasticRule(ServerRule):
         elastic_step(self._solver, self._run.elastic_step, sites)
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Return whether a round belongs to the start, on which all later rounds depend."""
+        """Return whether a round computes the initial factors, on which all later rounds depend."""
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Compute the start from the replies, or pull the factors towards the sites' mean."""
+        """Compute initial factors from the replies, or pull the factors towards the sites' mean."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -106,7 +106,7 @@ class ElasticRule(ServerRule):
     ) -> None:
         """After one site's reply, pull the global factors towards all sites' latest factors.
 
-        A round has one such pull per site. The share (weight) of a stale reply is below 1.
+        Each round makes one pull for every site. The share (weight) of a stale reply is below 1.
         """
         self._pull(replies, len(replies), shares)
 
@@ -128,10 +128,10 @@ class ElasticRule(ServerRule):
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the global factors towards the mean of T sites' factors, weighted by `shares`.
+        """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        A round consists of `parts` pulls. Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of
-        the remaining distance. Together, the pulls cover ``T * step`` of the original distance.
+        Each of a round's `parts` pulls covers ``1 - (1 - T * step) ** (1 / parts)`` of the distance
+        left to the mean of T sites. All pulls together cover ``T * step`` of the first distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -182,9 +182,9 @@ class ElasticRule(ServerRule):
 
         At site t, the solver moves an entry for phenotype r by the entry's gradient divided by
         ``Q_tr + pull Q_t``. Q_tr is the phenotype's curvature (usage) at site t, and Q_t is the
-        mean over all phenotypes. Each weight is proportional to this divisor. The weighted mean
-        therefore moves along the sum of the sites' gradients, and converges to a minimum of the
-        pooled error.
+        mean over all phenotypes. ``pull`` is the strength of the elastic pull. Each weight is
+        proportional to this divisor. The weighted mean therefore moves along the sum of the sites'
+        gradients, and converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -199,7 +199,7 @@ class ElasticRule(ServerRule):
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse an impossible "cooccurrence"."""
+    """Return whether a run starts from co-occurrences. Refuse "cooccurrence" if impossible."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -211,7 +211,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return how many rounds a start from co-occurrences takes, including one for code counts."""
+    """Return the rounds that a co-occurrence start takes: 2 if code lists are long, otherwise 1."""
     return 2 if paired_codes(feature_shape) else 1
 
 
@@ -219,8 +219,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     A `step` other than 0 is returned unchanged. If `step` is 0, the result depends on the solver.
-    If the solver takes steps of size eta and gamma is given, the result is eta * gamma, as in
-    equation (global). Otherwise, the result is 1 / sites, which gives the sites' mean.
+    If the solver takes steps of size eta and gamma is given, the result is eta * gamma, as in the
+    DPFact paper. Otherwise, the result is 1 / sites, which gives the sites' mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -240,10 +240,10 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Move the global factors F^ towards sites' F~_t: ``F^ += step * sum_t (F~_t - F^)``.
+    """Move global factors F^ towards each site's F~_t: ``F^ += step * sum_t (F~_t - F^)``.
 
-    With step = eta * gamma, this is the paper's equation (global). Replies must be sorted by site,
-    because the order affects floating-point sums. `shares` weight the summands, scaled to mean 1.
+    With step = eta * gamma, this is the DPFact paper's update. Replies must be sorted by site,
+    because the order affects floating-point sums. `shares`, scaled to mean 1, weight the summands.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))

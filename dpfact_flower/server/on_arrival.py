@@ -3,13 +3,13 @@
 The first round, and all rounds that compute the initial factors (the start), are synchronous. After
 that, each reply replaces its site's previous reply, and the rule updates the model from all sites'
 latest replies. A site thus gains no weight by answering more often. A reply has full weight for two
-rounds. At a greater age (in rounds), its weight is ``1 / (1 + age - 2)``, FedAsync's hinge function
-(Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). With full weight, old replies would
-slow down the model's progress.
+rounds. An older reply's weight is ``1 / (1 + age - 2)`` (age in rounds), FedAsync's hinge function
+(Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). If old replies kept full weight,
+they would slow down the model's progress.
 
 Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
-and more than half of the connected sites have answered. A slow site skips missed rounds and answers
-the current round. A site that is one round ahead waits, because its next reply would add little.
+and more than half of the connected sites have answered. A site that is late for a round answers the
+current round next. A site that is one round ahead waits, because its next reply would add little.
 """
 
 import json
@@ -39,7 +39,7 @@ class _Site:
 
     The last request was for round `round`, and the model's version was `version` at that time.
     `asked` is the unanswered request. `answered` is the last answered round. `last` is the last
-    reply, or the start's factors if the site has answered only the start. `based` is the model
+    reply, or the initial factors if that reply only helped to compute them. `based` is the model
     version from which `last` was computed. `failed` is set if the last request got no usable reply.
     """
 
@@ -68,7 +68,7 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """Server of an asynchronous run. A site with an unknown name is called, say, ``node 7``."""
+    """Server of an asynchronous run. An unnamed site gets a name such as ``node 7``."""
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -83,7 +83,7 @@ class OnArrival(Coordinator):
 
     @property
     def rounds_in_step(self) -> int:
-        """Number of synchronous rounds: the first round and all rounds that compute the start."""
+        """Number of synchronous rounds: round 1 and all rounds that compute the initial factors."""
         last = 1
         while last < self.rounds and self.rule.needs_quorum(last + 1):
             last += 1
@@ -96,13 +96,13 @@ class OnArrival(Coordinator):
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
-        """Unanswered requests by site, including those sent before the run was resumed."""
+        """Each site's unanswered request, including requests sent before the run was resumed."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
         self, round_number: int, replies: Sequence[SiteReply], *args: Any, **measured: Any
     ) -> RoundRecord:
-        """Close a synchronous round, and store the sites' replies (see `Coordinator`)."""
+        """Close a synchronous round (see the base class), and store the sites' replies."""
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, *args, **measured)
         self._version += 1
@@ -148,7 +148,7 @@ class OnArrival(Coordinator):
             self._round.updated = True
 
     def fail(self, name: str, reason: str, *, shown: str = "") -> None:
-        """Record that a site gave no usable reply. Its next request will be for the next round."""
+        """Record that a site gave no usable reply. The next request is for a later round."""
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)
@@ -182,7 +182,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return requests for the preflight. Every unfinished site accepts at least one request."""
+        """Return preflight requests. Each unfinished site would accept at least one of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

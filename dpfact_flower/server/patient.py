@@ -1,4 +1,4 @@
-"""The server's rule for patient mode: compute a start, then refine one mode's factor per round.
+"""The server's rule for patient mode: fit initial factors, then refine one factor per round.
 
 This module only post-processes the sites' releases, so it has no privacy cost.
 """
@@ -37,7 +37,7 @@ _HALVES = 1
 
 
 class PatientRule(ServerRule):
-    """Patient mode's `ServerRule`: code selection (optional), start, refinement and finish."""
+    """Patient mode's rule. Stages: code selection (optional), initial factors and refinement."""
 
     name = "patient"
     plan: PatientPlan
@@ -84,7 +84,7 @@ class PatientRule(ServerRule):
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple if there is no model yet.
 
-        If `auto_rank` lowered the rank, columns of zeros restore the requested rank.
+        If `auto_rank` lowered the rank, columns of zeros pad the factors to the requested rank.
         """
         if not self._started:
             return ()
@@ -96,7 +96,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how strongly each slot (site group) uses each phenotype, or None if not needed."""
+        """Return phenotype usages of each slot (site group), or None if the round needs none."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -117,7 +117,7 @@ class PatientRule(ServerRule):
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number of sites. Warn if the cohort is too small for the rank and epsilon."""
+        """Accept any number of sites. Warn if patients are too few for this rank and epsilon."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
@@ -143,7 +143,7 @@ class PatientRule(ServerRule):
             self._refine(planned, [reply.site for reply in replies], released)
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        """Fit the first model. With `auto_rank`, lower the rank until most phenotypes seem real."""
+        """Fit a model. With `auto_rank`, lower the rank until `_halves` confirm most phenotypes."""
         give_back()  # the memory that simulated sites and unpacked replies used
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
@@ -183,7 +183,7 @@ class PatientRule(ServerRule):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's chance of being absent from fits to other patients, or () if unknown."""
+        """Each phenotype's estimated chance of being absent in other patients, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)

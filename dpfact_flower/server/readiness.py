@@ -1,8 +1,8 @@
-"""Record the sites' answers to the preflight, decide whether a run may begin, and name the nodes.
+"""Record preflight answers, decide whether a run may begin, and determine the nodes' names.
 
 The SuperLink registers each hospital's key under the hospital's name. A node that answers under a
-different name is refused. Otherwise, the hospital with that name would be charged for replies that
-could not be used. If no name is registered, the first name that the node gives is used.
+different name is refused. In the preflight, this prevents charges for replies that the server would
+not use. If a node has no registered name, the first name that the node gives is used.
 """
 
 import json
@@ -34,17 +34,17 @@ _MEANING = {
 
 
 def called(node: int, site: str) -> str:
-    """Return a node's name for messages: the site's name, if known, and the node's number."""
+    """Return what to call a node in messages: the site's name, if known, and the node's number."""
     return f"{site} (node {node})" if site else f"node {node}"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or a record that no answer came. Unknown strings are empty.
+    """A site's answer to the preflight, or a record that no answer came. Unknown fields are empty.
 
     `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
-    is the smallest error of the site's clock, in seconds, that explains the answer's time stamp.
-    The error is negative if the clock is behind.
+    is the least amount, in seconds, by which the site's clock must be wrong, judging from the
+    answer's time stamp. The amount is negative if the clock is behind.
     """
 
     node: int
@@ -79,7 +79,7 @@ class Readiness:
 
 
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
-    """Decide whether a run may begin, and return the nodes to leave out.
+    """Return the nodes to leave out, or raise an error if the run may not begin.
 
     If a site is not ready, raise a `QuorumError` that names every fault and its remedy. If
     `leave_out` is set, raise the error only if the ready sites do not meet the quorum.
@@ -120,7 +120,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """The names of a run's nodes: their registered names, or else the names in their answers."""
+    """The name of each of a run's nodes: as registered or, if unregistered, as in its answer."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -131,7 +131,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return the reason why a node must not use a name, or record the name and return ""."""
+        """Return why a node must not use a name. If it may, record the name and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

@@ -1,4 +1,4 @@
-"""Registry of the server's half of each rule. `dpfact_flower.site.rules` has the site's half."""
+"""Registry of update rules' server parts. `dpfact_flower.site.rules` has the site parts."""
 
 from collections.abc import Callable, Sequence
 

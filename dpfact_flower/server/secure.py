@@ -1,9 +1,9 @@
 """The server's part in secure sums: a round's stages and total. This module sends no messages.
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
-sites are lost, another attempt adds up the vectors of the sites that answered. Finally, the sites
-open the last attempt by sending the secrets with which the server removes the masks. If no dropouts
-are allowed, there is only one attempt and no opening.
+sites do not answer, another attempt adds up the vectors of the others. Finally, the last attempt is
+opened: the sites send the secrets with which the server removes the masks. If no dropouts are
+allowed, there is only one attempt and no opening.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. If `opened`, the server has asked sites to unmask the sum."""
+    """An attempt at a round's sum. If `opened` is true, sites have been asked to unmask the sum."""
 
     round: int
     number: int
@@ -34,8 +34,8 @@ class SecureSum:
     """One round's secure sum, with its attempts, openings and total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
-    newest attempt. After a crash, the server repeats the newest attempt if it was opened or if no
-    dropouts are allowed. Otherwise, the server begins again with all sites.
+    newest attempt. After a crash, the server repeats the newest attempt if sites were asked to
+    unmask it or if no dropouts are allowed. Otherwise, the server begins again with all sites.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class SecureSum:
 
     @property
     def _is_last(self) -> bool:
-        """Whether sites would refuse another attempt in this round."""
+        """Whether this is the last attempt that the sites accept in this round."""
         begun = self.last.round == self._request.round
         return begun and (self.last.opened or not self._sharing.dropouts)
 
     @property
     def closed(self) -> list[str]:
-        """Names of the sites whose own masks the server cannot remove yet."""
+        """Names of the sites whose personal masks are still unknown to the server."""
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """Begin an attempt with all sites or, after a loss, with the sites that answered before."""
+        """Begin an attempt with all sites or, if some were lost, with the others."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1
@@ -122,7 +122,7 @@ class SecureSum:
         }  # fmt: skip
 
     def take_opening(self, site: str, parts: Sequence[bytes]) -> None:
-        """Check and store the secrets with which a site opens the last attempt."""
+        """Check and store a site's secrets for unmasking the last attempt."""
         seed, shares = parts
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 
@@ -133,6 +133,6 @@ class SecureSum:
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert a sum in grid units to slot values, with the precision of one site's release."""
+    """Convert an integer sum to each slot's total, rounded to the step of one site's release."""
     values = rounded(total, planned.own_sigma).astype(np.float32).reshape(-1, planned.count)
     return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

@@ -1,7 +1,7 @@
 """Read from a run's folder which rounds are finished and what each site was charged.
 
-The server counts only replies that have arrived. If a reply was charged and then lost, its charge
-appears only in the site's own ledger.
+The charges here cover only replies that reached the server. If a reply was charged and then lost,
+its charge appears only in the site's own ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +97,7 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
 
 
 def _name(label: str) -> str:
-    """Remove the node from a label such as ``north (node 12)``."""
+    """Remove the node's number from a label such as ``north (node 12)``."""
     return label.partition(" (node ")[0]
 
 

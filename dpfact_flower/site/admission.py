@@ -49,8 +49,8 @@ class Admitted:
     `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
     `last` is the latest row of the request's job. If this request was already answered, `repeated`
     is the row of that answer. `store` gives access only to files without patient data. `secure` is
-    the stage of the round's secure sum. Call `free_disk` right before the reserved disk space is
-    needed.
+    the stage of the round's secure sum. Call `free_disk` to give back the reserved disk space,
+    right before the space is used.
     """
 
     request: RoundRequest
@@ -65,7 +65,7 @@ class Admitted:
 
     @property
     def shared(self) -> bool:
-        """Whether the round's release may leave the site only as part of a secure sum."""
+        """Whether the release is part of a secure sum, and must not leave the site unmasked."""
         return self.work.planned is not None and self.work.planned.sharing is not None
 
     def check_same_data(self, fingerprint: str) -> None:
@@ -80,7 +80,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
     If a second request has to wait for the lock, its reply delay begins only after the wait.
-    Otherwise, the second reply would reveal when the first reply was ready.
+    Otherwise, the time of its reply would reveal when the reply to the first request was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -135,7 +135,7 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
 
 
 def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
-    """Refuse a round that the site's ledger, budgets or machine do not allow."""
+    """Refuse a round that contradicts the site's records or exceeds a budget or another limit."""
     check_follows(admission.request, admission.last)
     check_budget(admission.work, admission.rows, hospital.settings)
     if not hospital.simulation:
@@ -217,7 +217,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse the last round of a run in which this site has never been charged."""
+    """Refuse a run's last round if this site was charged for no earlier round of the run."""
     # The last round is free. This check allows it only in runs with a charged round.
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -271,8 +271,8 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 def check_memory(work: RoundWork) -> None:
     """Refuse a round that leaves too little of this machine's memory for patients' data.
 
-    Otherwise, the system could kill the process after it has read patients' data. By varying the
-    size of the release or the message, a server could then measure how much memory the data takes.
+    If memory ran out, the system could kill the process after it has read patients' data. With
+    requests of varying sizes, a server could then measure how much memory the data takes.
     """
     # A deployed process exits after each message, so nothing from earlier messages is in memory.
     sizes = [event.count for event in work.cost()] or [0]
@@ -288,7 +288,7 @@ def check_memory(work: RoundWork) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to create a ledger if `state-dir` already holds one under an unknown name."""
+    """Refuse to create a ledger if `state-dir` has that of a site not in `beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:
@@ -304,10 +304,10 @@ def bytes_to_reserve(
     """Return how many bytes to reserve for the rest of a run, regardless of the patients' data.
 
     The free disk space depends on the size of the patients' file. If each run reserved only what it
-    needs, a server could measure this space with uncharged preflights for runs of many sizes. All
-    noisy runs with a built-in rule therefore reserve as much as the largest run possible with the
-    hospital's code lists and `max-rank`. If a run with a different rule needs more, this amount is
-    multiplied by 4 until it is large enough.
+    needs, a server could measure this space by sending preflights, which cost nothing, for runs of
+    different sizes. All noisy runs with a built-in rule therefore reserve as much as the largest
+    run possible with the hospital's code lists and `max-rank`. If a run with a different rule needs
+    more, this amount is repeatedly multiplied by 4 until the run fits.
     """
     if not events:
         return _LEAST_BYTES

@@ -1,4 +1,4 @@
-"""Define `Site`, which answers each request to a hospital with one release.
+"""Define `Site`, which answers each of the server's requests with one release.
 
 The fixed sequence of steps (admit the request, compute, charge, reply) enforces the privacy policy.
 No patient's data is read before the request is admitted (`admission.admitted`). A release is
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """How far an answer has progressed, which determines what is sent after an error."""
+    """How far the work on an answer has got, which determines what is sent after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
@@ -112,7 +112,7 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release of mode "none", of which the ledger keeps no copy."""
+        """Rebuild a release in mode "none", because the ledger does not store its values."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
@@ -129,7 +129,7 @@ class Site:
 
     @contextmanager
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
-        """Open or create the ledger and the job's folder, and count the attempt (see `lockout`).
+        """Open or create ledger and job folder, and count the attempt to read patients' data.
 
         Refused requests create no folder. Otherwise, a server could fill the disk with folders.
         """
@@ -164,7 +164,7 @@ class Site:
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
-        """Compute a release and store the site's state. Charge the release unless it is late."""
+        """Compute a release, store the site's state, and charge the release before the deadline."""
         hospital, request = self._hospital, admission.request
         data = hospital.source.read()
         fingerprint = data_tag(hospital.folder, data.fingerprint)
@@ -222,7 +222,7 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
 
 
 def _check_charged(row: LedgerRow, release: Release | Share) -> None:
-    """Refuse to send values in place of those that were charged."""
+    """Refuse to send values other than those that were charged."""
     if not row.holds(release):
         raise StateError(f"round {row.round} of job {row.job!r} was released with other values")
 
@@ -237,5 +237,5 @@ def compute(work: RoundWork, data: SiteData, kept: JobState) -> RoundOutcome:
 
 
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
-    """Return the zCDP cost of releases, and their cost if all other sites collude."""
+    """Return the releases' zCDP cost, and the possibly higher cost if all other sites collude."""
     return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)

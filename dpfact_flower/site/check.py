@@ -1,6 +1,6 @@
 """Check that only the installed code can answer requests on a hospital's machine.
 
-Run the checks as root. Other users cannot see the files of both the SuperNode and the executor.
+Run the checks as root: no other user can read both the SuperNode's and the executor's files.
 """
 
 import http.client
@@ -273,7 +273,7 @@ def _interfaces(pid: int) -> set[str]:
 
 
 def _denied(pid: int) -> bool:
-    """Return whether a process's systemd unit allows connections only to this machine."""
+    """Return whether a process's systemd unit denies connections to all addresses by default."""
     unit = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
     if not unit.endswith(".service"):
         return False
@@ -289,7 +289,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults in the connection to a SuperLink, each with its remedy.
 
     The arguments are the values of the SuperNode's options `--superlink` (HOST:PORT) and
-    `--root-certificates`. A request for a public page reveals the server's certificate and time.
+    `--root-certificates`. A public page is requested to check the certificate and the clock.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -1,15 +1,15 @@
-"""Limit what a reply reveals besides a release: an error code, and the time when the reply leaves.
+"""Limit what a reply reveals besides its release to an error code and the time of sending.
 
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
-many seconds after the request arrived. If a reply is not ready by then, the site doubles the delay
-until the delay is long enough. The reply then reports only that the round failed. The server
-therefore learns how many times the delay was doubled, but not the exact duration.
+many seconds after the request arrived. If a reply is not ready by then, the site keeps doubling
+this reply's delay until the reply is ready. Such a late reply reports only that the round failed.
+The server therefore learns how many times the delay was doubled, but not the exact duration.
 
-A message's time to live sets its round's deadline. A charge after the deadline would be wasted,
-because the server no longer collects the reply. The deadline is therefore checked before patients'
-data is read, and again right before the charge is committed.
+A round's deadline follows from the time to live of the server's message. A charge after the
+deadline would be wasted, because the server no longer collects the reply. The deadline is therefore
+checked before patients' data is read, and again right before the charge is committed.
 """
 
 import logging
@@ -52,8 +52,8 @@ class ReplyDelay:
     """A timer that holds a reply until `seconds` after the request arrived. 0 means no delay.
 
     The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
-    `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. `wait` also
-    stores in `ready` how many seconds the reply took. This number must not leave the site.
+    `time_left` seconds after that. `wait` sets `late` if the reply was not ready in time. `wait`
+    also stores in `ready` how many seconds the reply took. This number must not leave the site.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Measure the delay from now on, because the request had to wait for another reply."""
+        """Start the delay again from now, because the request had to wait for another reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:

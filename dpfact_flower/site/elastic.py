@@ -37,7 +37,7 @@ _FINEST = SIGMA * 2.0**-30
 
 
 class ElasticRound(RoundWork):
-    """The `RoundWork` of privacy modes "none" and "paper"."""
+    """A site's work in a round of mode "none" or "paper"."""
 
     def __init__(
         self, vocabularies: Sequence[Vocabulary], request: RoundRequest, *, site: str,
@@ -61,7 +61,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return one event per mode for this and all later rounds, or no events in mode "none"."""
+        """Return one event per feature mode for all remaining rounds, or () in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -73,7 +73,7 @@ class ElasticRound(RoundWork):
         )
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Factorise the data and release the feature factors (the site's part of Algorithm 1)."""
+        """Factorise data and release the feature factors (site part of the paper's Algorithm 1)."""
         request, tensor = self._request, data.tensor
         if tensor.nnz == 0:
             raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -103,13 +103,13 @@ def initial_state(
 ) -> SiteState:  # fmt: skip
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
-    In the paper, a site continues from its own feature factors, which overfit its data if code
-    lists are long. If the elastic weight is relative, the site therefore continues from the global
+    In the paper, a site continues from its own feature factors. These overfit the site's data if
+    code lists are long. With a relative elastic weight, a site therefore starts from the global
     factors.
 
-    If `kept` is None, patient factors are random, scaled to the least error or, with the paper's
-    weight, to the data's norm (for a stable first pass). With a relative weight after round 1, they
-    are fitted to the data.
+    If `kept` is None, patient factors are random in round 1, scaled to minimise the error. After
+    round 1, they are fitted to the data. With the paper's weight, they are always random, scaled so
+    that the model has the data's norm (for a stable first pass).
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:

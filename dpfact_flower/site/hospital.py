@@ -24,8 +24,8 @@ ANSWERING = ".answering"
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names
-    other sites, with different patients, whose ledgers may be in the same `state-dir`.
+    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` lists
+    other sites whose ledgers may be in the same `state-dir`. Their patients must be different.
     """
 
     source: SiteSource
@@ -53,7 +53,7 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's store. If `fingerprint` is empty, use the store only for public files."""
+        """Return a job's store. If `fingerprint` is empty, the store is only for public files."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 
@@ -95,7 +95,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse another site's data file, whose releases would be charged to this site's ledger."""
+    """Refuse another site's data, whose use would be charged to this site's ledger."""
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(
@@ -115,9 +115,9 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures for a site's own monitoring, which must never leave the site.
 
-    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` holds even if
-    all other sites collude. `last_charge` is a time in seconds since 1970, or 0. `releases` counts
-    the ledger's rows. `failed_attempts` counts the last consecutive rounds that failed after
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the epsilon
+    if all other sites collude. `last_charge` is a time in seconds since 1970, or 0. `releases`
+    counts the ledger's rows. `failed_attempts` counts the latest rounds in a row that failed after
     reading patients' data. At 10, the site refuses rounds until a person resets this count.
     """
     name = settings.site or open_site(settings.data_path).name

@@ -31,7 +31,7 @@ centre for a new job. If nothing was rolled back, the server is wrong: ask the c
 
 
 def failed_attempts(folder: Path) -> int:
-    """Return the number of attempts since the last release."""
+    """Return the number of rounds attempted since the last release."""
     path = folder / ATTEMPTS
     return path.stat().st_size if path.exists() else 0
 
@@ -70,7 +70,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """If the server has answers that are not in the ledger, leave a note and refuse requests."""
+    """If the request mentions an answer that the ledger lacks, note this and refuse requests."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as the latest" if last else "no round of this job"

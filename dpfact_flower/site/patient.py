@@ -1,10 +1,10 @@
-"""Compute a site's releases in patient mode: one statistic per round.
+"""Compute the one statistic that a site releases per round in patient mode.
 
-A release depends only on the patients' cells, public settings, earlier releases and noise. Results
-without noise are never carried over to the next round. In the last round, the site only stores the
-request. Later, `refit` fits the hospital's own model, which is pulled towards the global factors
-and stays at the site. No reply waits for this fit, because its duration and success depend on
-patients' data.
+A release depends only on the patients' tensor cells, public settings, earlier releases and noise.
+Results without noise are never carried over to the next round. In the last round, the site only
+stores the request. Later, `refit` fits the hospital's own model, which is pulled towards the global
+factors and stays at the site. No reply waits for this fit, because its duration and success depend
+on patients' data.
 """
 
 import time
@@ -77,7 +77,7 @@ class PatientRound(RoundWork):
         )
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Compute the round's planned release. The last round has none and is never run."""
+        """Compute the round's release. The last round has no release and must not be run."""
         planned = self.planned
         assert planned is not None
         name, bounded = planned.name(self._modes), self.bounded(data, planned, kept)
@@ -92,7 +92,7 @@ class PatientRound(RoundWork):
         return names.index(self._site) % sharing.slots
 
     def bounded(self, data: SiteData, planned: PlannedRelease, kept: JobState) -> BoundedSum:
-        """Return the sum to which a planned release adds noise. The sum must not leave the site."""
+        """Return the sum of bounded terms without noise. This sum must not leave the site."""
         request = self._request
         tensor = data.select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
@@ -128,7 +128,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request whose factors, selected codes or phenotype usages do not fit the round."""
+    """Refuse a request without exactly the factors, codes and usages that the round needs."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -152,10 +152,10 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's ridge penalty, which replaces the l2,1 penalty on patient factors.
 
-    Let mu be the weight of the l2,1 penalty. Up to a constant, the l2,1 penalty on the patient
-    factor A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here, n_r is the norm of column A_r,
-    estimated from phenotype r's usage in the released co-occurrences. A phenotype of average usage
-    gets the penalty `relative_l21`. If a phenotype's usage is below the noise level, an infinite
+    Let mu be the weight of the l2,1 penalty. The l2,1 penalty on the patient factor A is at most
+    ``sum_r mu / n_r |A_r|^2 / 2`` plus a constant. Here, n_r is the norm of column A_r, estimated
+    from phenotype r's usage in the released co-occurrences. A phenotype of average usage gets the
+    penalty `relative_l21`. If a phenotype's usage is below the noise in its estimate, an infinite
     penalty removes the phenotype.
     """
     weight = request.solver.relative_l21
@@ -210,7 +210,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a model without noise, pulled towards the global factors in the run's last request."""
+    """Fit a site's own model, without adding noise and pulled towards the run's global factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Define what a site's rounds have in common in all modes, without using the disk or Flower."""
+"""Define the common parts of a site's rounds in all modes, without access to disk or Flower."""
 
 import hashlib
 import math
@@ -49,7 +49,7 @@ class JobState:
 
 
 class RoundWork(Protocol):
-    """A site's work in one round. The run's rule defines it in a subclass."""
+    """A site's work in one round. Each rule implements this protocol."""
 
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
@@ -59,10 +59,10 @@ class RoundWork(Protocol):
     """The release of a round in patient mode, which may need a secure sum."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the costs of this and all later rounds, computed only from public facts."""
+        """Return the privacy costs of this and all later rounds, from public values alone."""
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Compute the round. Keep no patients' data except in the outcome."""
+        """Do the round's computation. The outcome alone may hold patients' data afterwards."""
 
 
 def solved(
@@ -108,7 +108,7 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse codes outside the vocabularies, or factors of the wrong size."""
+    """Refuse a request with codes outside the vocabularies or with factors of the wrong size."""
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if positions[-1] >= size:
             raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
@@ -122,6 +122,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return seeds that depend only on public values and differ between sites and rounds."""
+    """Return a seed sequence that depends only on public values. Sites and rounds differ in it."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

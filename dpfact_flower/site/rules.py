@@ -1,4 +1,4 @@
-"""Registry of the site's half of each rule. `dpfact_flower.server.rules` has the server's half."""
+"""Registry of the rules' site parts. `dpfact_flower.server.rules` has the server parts."""
 
 from collections.abc import Callable
 

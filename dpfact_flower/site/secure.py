@@ -1,10 +1,10 @@
 """A site's part in secure sums: its keys, its answer in each stage, and its files for a job.
 
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
-public keys without the server, because an attacker who replaces a key could impersonate a site.
-The protocol's rules are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
-job's key and the latest round's noisy vector and answer. Each file is written to disk before any
-reply that depends on the file leaves the site.
+public keys without the server, because a server that replaces a key could impersonate a site. The
+protocol's rules are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the job's
+key and the latest round's noisy vector and the site's answer. Each file is written to disk before
+any reply that depends on the file leaves the site.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class SecureRound:
 
     @property
     def vector(self) -> NDArray[np.int64]:
-        """The noisy vector of this round, which has been charged."""
+        """The noisy vector of this round, whose privacy cost has been charged."""
         if self.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
         return self.state.noisy
@@ -78,7 +78,7 @@ class SecureRound:
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
-        """Store on disk, and return, the secrets that help to unmask the last attempt."""
+        """Store on disk, and return, the secrets that help to unmask the last attempt's sum."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.stage.sealed)
@@ -93,8 +93,8 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a secure sum's stage against the hospital's settings, keys and earlier answers.
 
-    Read no patient's data. In a preflight, which has no stage, return None. Ignore the state in the
-    job's folder unless the ledger contains an answer to this request.
+    No patient's data is read. The result is None in a preflight, which has no stage. Ignore the
+    state in the job's folder unless the ledger contains an answer to this request.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -127,7 +127,7 @@ def secure_round(
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
-    """Refuse a secure sum of too few sites, or with protection against too few colluding sites."""
+    """Refuse sums of fewer sites, or safe from fewer colluding sites, than the hospital demands."""
     settings = hospital.settings
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
@@ -154,8 +154,8 @@ def forget(folder: Path) -> None:
 class _Files:
     """The files that hold a job's secrets.
 
-    Until a job's first answer, the job's key is kept in a single file that all jobs share.
-    Otherwise, a server could fill the disk by requesting keys for new jobs.
+    Until a job's first answer, the job's key is kept in a single file that all jobs share. If each
+    job had its own file, a server could fill the disk by requesting keys for new jobs.
     """
 
     folder: Path
@@ -201,7 +201,7 @@ class _Files:
             self._write(self._pending, job)
 
     def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
-        """Store a round's answer, and move the job's key to the job's folder."""
+        """Store a round's state, and move the job's key to the job's folder."""
         if self._kept(self.folder / _JOB) != job:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
@@ -215,7 +215,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class Keyring:
-    """A site's long-term key, and the public keys of all sites by site name."""
+    """A site's long-term key, and all sites' public keys, keyed by site name."""
 
     own: Ed25519PrivateKey
     peers: Mapping[str, bytes]
@@ -240,7 +240,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Derive keys from site names. This is safe only in a simulation, which has no attacker."""
+    """Derive keys from site names. Use this only in simulations, where there is no attacker."""
     seeds = {name: hashlib.sha256(name.encode()).digest() for name in (site, *sites)}
     own = {name: Ed25519PrivateKey.from_private_bytes(seed) for name, seed in seeds.items()}
     return Keyring(own[site], {name: own[name].public_key().public_bytes_raw() for name in sites})

@@ -2,8 +2,8 @@
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
 before the round's ledger row, and the previous round's file is deleted after that row is written.
-The ledger's last row determines which file is valid, so the site's state is consistent even after a
-crash. Values from these files are sent only to answer a repeated request in mode "none".
+The ledger's last row determines which file is used, so the site's state is consistent even after a
+crash. In mode "none", values from these files are sent again if a request is repeated.
 """
 
 import json
@@ -58,7 +58,7 @@ class RoundMeasures:
 class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
-    Files written for data with a different `fingerprint` are refused.
+    Reading a file that was written for data with a different `fingerprint` raises an error.
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
 
@@ -106,7 +106,7 @@ class SiteStore:
                 path.unlink(missing_ok=True)
 
     def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
-        """Store a run's last request, which is public. A repeated request changes nothing."""
+        """Store the public request of a run's last round, unless the request is already stored."""
         path = self.folder / ENDING
         if not path.exists():
             self._write(path, {"config": dict(config)}, arrays)
@@ -131,7 +131,7 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read the values and arrays that `_write` wrote. The file's checksums reveal damage."""
+        """Read the values and arrays that `_write` wrote. Wrong checksums raise an error."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job with changed data: timing more checks could reveal the data's size."""
+        """Close a job with changed data. Timing more checks could reveal the data's size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -188,7 +188,7 @@ class SiteStore:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
+    """Return whether any job has ever started here. If so, a missing ledger is an error.
 
     If the jobs' folders were deleted, the ledger's head file still shows that a job started.
     """

@@ -1,14 +1,14 @@
 """Minimise the local objective by exact updates over all cells, without sampling or step sizes.
 
-One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
-Every update minimises the objective over one column or one factor, so the objective never rises.
-An update needs the mode's MTTKRP (`product`), the Hadamard product of the other factors' Gram
-matrices (`q`), and the smallest allowed value (`floor`). The floor is 0 for non-negative factors,
-and minus infinity otherwise.
+One iteration updates each factor once, using one sparse MTTKRP and the other factors' Gram
+matrices. Every update minimises the objective over one column or one factor, so the objective never
+rises. An update needs the mode's MTTKRP (`product`), the Hadamard product of the other factors'
+Gram matrices (`q`), and the smallest allowed value (`floor`). The floor is 0 for non-negative
+factors, and minus infinity otherwise.
 
-If a column of the patients' factor A becomes zero, the data no longer affect that phenotype's
-feature columns. Only the anchors (the global factors) then affect the feature columns. The column
-of A becomes non-zero again only if its gradient's norm exceeds mu.
+If a phenotype's column of the patients' factor A becomes zero, the data no longer affect the
+phenotype's feature columns. Only the anchors (the global factors) then affect the feature columns.
+The column of A becomes non-zero again only if the norm of its gradient exceeds mu, the l2,1 weight.
 """
 
 import math
@@ -73,7 +73,7 @@ def exact(problem: LocalProblem) -> LocalResult:
 
 
 class _State:
-    """The state of one call: factors (as views of one stack), Gram matrices and constants."""
+    """The state of one call of `exact`: factors (views of one array), Gram matrices, constants."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
@@ -86,7 +86,7 @@ class _State:
         self.grams = [gram(factor) for factor in self.factors]
 
     def objective(self, inner: float) -> float:
-        """Return the value of eq. (norm), given <X, M>."""
+        """Return the paper's objective, eq. (norm), given the inner product of data and model."""
         value = squared_loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         return value + self.settings.gamma * elastic(self.factors, self.anchors)
@@ -157,10 +157,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise the objective over one feature factor.
 
-    If negative values are allowed, the result is the ridge solution
-    ``(product + gamma * anchor)(q + gamma I)^-1``. The solution is computed as a correction to the
-    factor, so the factor stays unchanged in directions in which q + gamma I is singular. If all
-    values must be non-negative, the objective is minimised column by column.
+    If negative values are allowed, the result is the ridge solution ``(product + gamma * anchor)(q
+    + gamma I)^-1``. The solution is computed as a correction to the factor, so the factor's part in
+    the null space of q + gamma I stays unchanged. If all values must be non-negative, the objective
+    is minimised column by column.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -177,16 +177,16 @@ def update_features(
 
 
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
-    """Minimise ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` by one sweep over columns.
+    """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in a sweep over columns.
 
     The minimum over each column is exact, and each column is updated in place. A column's gradient
     depends on all other columns, so a plain sweep over R columns would read the factor R times.
-    Instead, one matrix product gives the gradients of a *panel* of columns. Whenever a column
-    changes, the gradients of the later columns in its panel are corrected.
+    Instead, columns are processed in groups (panels), and one matrix product gives the gradients of
+    a panel. Whenever a column changes, the later gradients in its panel are corrected.
 
     If a column's curvature Q_rr is (almost) 0, the column has no effect on the model. Such a column
-    becomes zero if `mu` is positive, and stays unchanged otherwise. `columns` and `target` are F
-    and P, transposed to make columns contiguous. F, P and Q are all float32 or all float64.
+    becomes zero if `mu` is positive, and stays unchanged otherwise. `columns` is F^T and `target`
+    is P^T, so that each column is contiguous. F, P and Q are all float32 or all float64.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)
@@ -199,7 +199,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Update a panel's columns. Overwrite `gradient`, which holds ``target - q @ columns``."""
+    """Update a panel's columns. At first, `gradient` must hold ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

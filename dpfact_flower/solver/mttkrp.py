@@ -2,16 +2,16 @@
 
 An *MTTKRP* is the product of a matricised tensor and the Khatri-Rao product of factors. A *fibre*
 is a run of entries whose indices differ only in the last mode. Work that is common to a fibre's
-entries is done once per fibre. Each entry then reads or writes only one row of one factor. Because
-the entries are sorted, a fibre is given by the position of its first entry.
+entries is done once per fibre. For each entry, only one row of one factor is then read or written.
+Because the entries are sorted, a fibre is given by the position of its first entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks, each processed by one thread. Blocks and chunks depend only on the data. Within a chunk,
-sums are computed in the factors' precision. The sums of all chunks are added in float64 and in a
-fixed order, so the number of threads does not affect the result.
+of blocks, each processed by one thread. The division into blocks and chunks depends only on the
+data. Within a chunk, sums are computed in the factors' precision. The sums of all chunks are added
+in float64 and in a fixed order, so the number of threads does not affect the result.
 
 Loops over fibres use vector instructions. A factor's row is processed in slices that fill
-`registers` (see `stack.slices`). A slice starts at `column`. Stacks are float32 or float64.
+`registers` (see `stack.slices`). `column` is the first column of a slice. Stacks may be float64.
 """
 
 import itertools
@@ -107,7 +107,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int) -> Array:
     """Compute `mttkrp` from a tensor's fibres and stacked factors.
 
     The result is float64 for feature modes. For the patients' mode, the result has the stack's
-    type, because each patient has few entries.
+    type, because only a few terms are summed per patient.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     registers, _ = slices(width)
@@ -201,8 +201,8 @@ def squared_error(
 ) -> SquaredError:
     """Compute `CPModel.squared_error` for float32 factors, in about the time of one MTTKRP.
 
-    Cell values are computed in float32 and summed in float64, which gives six correct digits.
-    `grams` holds the factors' Gram matrices if they are known.
+    Cell values are computed in float32 and summed in float64, so the result has about six correct
+    digits. `grams` holds the factors' Gram matrices if they are known.
     """
     fibres = Fibres.of(tensor)
 

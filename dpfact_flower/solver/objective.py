@@ -1,6 +1,6 @@
 """The local objective, and the input and output of a solver.
 
-Names such as eq. (norm) refer to equations of the DPFact paper. Eq. (norm) is the local objective:
+Labels such as eq. (norm) refer to equations of the DPFact paper. Eq. (norm) is the local objective:
 the loss, plus mu times the `group_norm`, plus gamma times the `elastic` term.
 """
 
@@ -65,7 +65,7 @@ def squared_loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> f
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``, with rows weighted by `visits` if given."""
+    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. The optional `visits` are weights of rows."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
@@ -76,8 +76,8 @@ def elastic(
 def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error with respect to a row of a feature factor.
 
-    The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, which is the product of
-    the squared norms of column r in the other modes. `relative_elastic` is a fraction of this mean.
+    The mean is over phenotypes and modes. In mode n, the curvature for phenotype r is the product
+    of the squared norms of column r in the other modes. `relative_elastic` is a fraction of it.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

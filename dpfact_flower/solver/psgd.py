@@ -5,23 +5,21 @@ Objective of a pass
     (the global factors). Over a pass, a row's elastic term is therefore weighted by gamma times the
     number of entries in that row. In the local objective, eq. (norm), the weight is gamma alone.
 
-Step control (bold driver)
-    A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the
-    objective of the pass is not finite. With `clip`, a rise is accepted as long as the loss is at
-    most that of a constant model. The solver repeats an undone pass with half the step size. After
-    an accepted pass, the step size grows by 5 %. A small step lowers the objective of the pass, but
-    may raise eq. (norm) when the anchors are far away.
+Step control (bold driver) A pass is undone if both eq. (norm) and the objective of the pass have
+risen, or if the objective of the pass is not finite. If `clip` is set, a pass that raises the
+objectives is accepted as long as the loss is at most that of a constant model. The solver repeats
+an undone pass with half the step size. After an accepted pass, the step size grows by 5 %. A small
+step lowers the objective of the pass, but may raise eq. (norm) when the anchors are far away.
 
-Losses
-    For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
-    the entries is exact. In the sum over zero cells, the part that is proportional to the model is
-    exact. The rest of this sum is estimated from zero cells that are drawn once.
+Losses For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
+the entries is exact. In the sum over zero cells, the term that is linear in the model is exact. The
+rest of this sum is estimated from zero cells that are drawn once per call.
 
     A likelihood's slope is unbounded where the model is close to zero. Each step is therefore at
-    most sqrt(eta), an implicit step's length from zero. Patients' rows are longer than feature
-    rows and are visited less often, so patients' steps are multiplied by the ratio of the squared
-    lengths. With `clip`, steps have neither this limit nor this factor, because paper mode's
-    privacy claim assumes equal steps.
+    most sqrt(eta), the distance that an implicit gradient step would move a value of zero.
+    Patients' rows are longer than feature rows and are visited less often, so patients' steps are
+    multiplied by the ratio of the rows' squared lengths. If `clip` is set, neither the limit nor
+    the ratio applies, because paper mode's privacy claim assumes the same step size for all rows.
 """
 
 import math
@@ -67,7 +65,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
     The proximal step, eq. (an2), can set a column of the patients' factor to zero. Such a column
-    becomes non-zero again only if its own gradient moves it by more than eta * mu in a pass.
+    becomes non-zero again only if a pass's gradient steps move the column by more than eta * mu.
     """
     settings = problem.settings
     state = _State(problem)
@@ -128,7 +126,7 @@ class _State:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Make a pass with zero cells drawn from `model`, then shrink the columns of A."""
+        """Make a pass with zero cells drawn from `model`, then shrink the patients' columns."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -164,14 +162,14 @@ class _State:
             return Value(squares, inner, patients, error, objective, descended)
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
-        """Return the squared error, given the objective values and the factors' Gram matrices."""
+        """Return the squared error, or None if the loss is a different one."""
         if not self.loss.is_squared:
             return None
         everywhere = 2 * squared_loss(self.norm_squared, value.inner, grams)
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:
-        """Return whether a pass is accepted."""
+        """Return whether to accept a pass, given the values after (`now`) and before it."""
         return math.isfinite(now.descended) and (
             now.objective <= before.objective
             or now.descended <= before.descended
@@ -205,9 +203,9 @@ def shrink_columns(A: Array, threshold: float) -> None:
     """Reduce every column's norm by `threshold`, in place. Columns with a smaller norm become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2). After a gradient step
-    of size eta on eq. (norm), the threshold is eta * mu, not mu as in the paper's eq. (prox).
-    For non-negative factors, set negative entries to 0 before shrinking. The two steps together
-    are then the proximal operator of the sum of both terms.
+    of size eta, the threshold is eta * mu, not mu as in the paper's eq. (prox). For non-negative
+    factors, set negative entries to 0 before shrinking. Both steps together are the proximal
+    operator of the penalty plus the non-negativity constraint.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

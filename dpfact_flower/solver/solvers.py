@@ -23,7 +23,7 @@ demo data and on half of the eICU demo data."""
 
 @dataclass(frozen=True)
 class Solver:
-    """A site's algorithm and its capabilities."""
+    """A local solver: the algorithm, and what the algorithm supports."""
 
     compute: Callable[[LocalProblem], LocalResult]
     any_loss: bool = False

@@ -1,6 +1,6 @@
-"""Sparse tensors, their CP models, and measures of error and similarity.
+"""Sparse tensors, CP models, and measures of models' errors and similarity.
 
-Models are in `cp`, which needs numba. `SparseTensor` avoids numba, which is slow to import.
+Models are in `cp`, which needs numba. `SparseTensor` does not need numba, whose import is slow.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection

@@ -1,6 +1,6 @@
 """Define CP models, their exact error on a sparse tensor, and the similarity of two models.
 
-Sums over all cells are computed in float64 from Gram matrices and values at the non-zeros.
+Sums over all cells are computed in float64 from Gram matrices and the non-zero cells.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """Return the result of `normalized` as a TensorLy `CPTensor` of NumPy arrays."""
+        """Return the model, with weights and unit columns, as a TensorLy `CPTensor` of arrays."""
         from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
 
         weights, unit = self.normalized()
@@ -210,7 +210,7 @@ class Match:
     """A one-to-one matching of two models' components. The smaller model is matched completely.
 
     Pair p is component ``estimate[p]`` of the first model and ``truth[p]`` of the second model.
-    Pairs are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
+    Pairs are ordered by `truth`. `cosines` holds each pair's product over modes of its cosines.
     """
 
     estimate: NDArray[np.intp]
@@ -222,8 +222,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. Cosines keep their signs, as in the paper. If one mode is left
-    out of the comparison, signs are arbitrary, so the models should be non-negative.
+    has cosine 0 with every column. Cosines keep their signs, as in the paper. If a mode is left
+    out, the signs of the other modes' columns are arbitrary, so the models should be non-negative.
 
     Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
     of the modes must agree, but the ranks may differ.
@@ -241,12 +241,12 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     """Return the factor match score (FMS) of two models, from 0 (unrelated) to 1 (equal).
 
-    The formula is from the paper's section "Privacy". After `match_columns`, the score is the mean
-    over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
-    cosines. Here xi is the product of a component's column norms. For sequences of factors, xi is
-    not used, because a component's scale is arbitrary without the patients' factor. If the ranks
-    differ, the sum is divided by the larger rank, so a missing or spurious component counts as 0.
-    (pyttb divides by the smaller rank.)
+    The formula is from the section "Privacy" of the DPFact paper. After `match_columns`, the score
+    is the mean over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the
+    columns' cosines. Here xi is the product of a component's column norms. For sequences of
+    factors, xi is not used, because a component's scale is arbitrary without the patients' factor.
+    If the ranks differ, the sum is divided by the larger rank, so a missing or spurious component
+    counts as 0. (pyttb divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)
@@ -265,7 +265,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of the pairs of components that are alike in all modes but one."""
+    """Return an (R, R) mask of the pairs whose columns are similar in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

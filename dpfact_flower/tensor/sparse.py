@@ -1,8 +1,8 @@
 """Define sparse count tensors in coordinate form, and a model's squared errors on them.
 
 Mode 0 represents the patients. `SparseTensor` is the only tensor type inside the package.
-`from_coo` validates indices and values, so that functions need not check their tensors.
-`as_tensor` converts other libraries' tensors without importing those libraries.
+`from_coo` validates indices and values, so that functions can rely on valid tensors. `as_tensor`
+converts other libraries' tensors without importing those libraries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SparseTensor:
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
     `indices` has one row per non-zero cell, with the patient first. The rows are unique and in
-    lexicographic order. `values` are positive and finite. Counts above 2**24 are rounded.
+    lexicographic order. `values` are positive and finite. Large counts are rounded to float32.
     """
 
     indices: NDArray[np.int32]
@@ -38,10 +38,10 @@ class SparseTensor:
 
     @classmethod
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
-        """Build a tensor from zero-based coordinates of any type and order.
+        """Build a tensor from zero-based coordinates in any order and of any integer type.
 
-        Duplicates are summed, and explicit zeros are dropped. If the input breaks a rule, the
-        error names the rule and the first offending position.
+        Duplicates are summed, and explicit zeros are dropped. If the input is invalid, the error
+        states the violated rule and the first invalid position.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -76,7 +76,7 @@ class SparseTensor:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of all modes except the patients'. Sites share these modes."""
+        """Sizes of all modes except the patients'. These sizes are the same at all sites."""
         return self.shape[1:]
 
     @property
@@ -104,7 +104,7 @@ class SparseTensor:
         return dense
 
     def select_patients(self, patients: ArrayLike) -> SparseTensor:
-        """Select distinct rows of mode 0 and renumber the rows in the given order."""
+        """Return a tensor with only the given patients, in the given order."""
         rows = _positions("patients", patients, self.n_patients)
         renumbered = _renumbered(rows, self.n_patients)
         if np.count_nonzero(renumbered >= 0) != len(rows):
@@ -168,7 +168,7 @@ class RMSE(NamedTuple):
 
 @dataclass(frozen=True)
 class SquaredError:
-    """The sums that determine every error measure. Use ``+`` to add the sums of several sites.
+    """Sums of squares that determine the error measures. Use ``+`` to add several sites' sums.
 
     `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the contribution of the non-zero
     cells to `all_cells`, or None if it was not measured.
@@ -249,7 +249,7 @@ def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Return the row numbers of the patients that a NumPy index selects.
 
-    The index is an array of numbers, a mask or a slice, optionally followed by ``...``.
+    The index `rows` is an array of numbers, a mask or a slice, or any of these and ``...``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
@@ -270,7 +270,7 @@ def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
-    """Refuse an empty list, and positions outside a mode with `size` rows."""
+    """Refuse an empty list, and positions outside a mode of the given `size`."""
     rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
@@ -287,7 +287,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Refuse wrong entries. The error gives their number and first position, but no values."""
+    """Raise an error that states how many entries are wrong and the first one's position."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

@@ -1,9 +1,9 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
-The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to
-a whole number of vector registers. As long as all values are finite, updates keep these zeros.
+The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to a
+whole number of vector registers. While all values are finite, solvers keep these zeros.
 
-The compiled functions preserve NaN and infinity, because these values reveal divergence.
+The compiled functions preserve NaN and infinity, which show that a solver has diverged.
 """
 
 from collections.abc import Sequence

@@ -49,16 +49,17 @@ _T = TypeVar("_T", str, int, float)
 class RoundRequest:
     """The server's request to a site for one round.
 
-    `seed` is public and determines the site's initial values and visiting order, never its noise.
-    `vocabulary` contains the comma-separated digests of the modes' vocabularies, or is empty if the
-    digests are unknown. `anchors` (float32) contains the global feature factors, with one row per
-    code and one column per phenotype, or is empty until there are factors. In mode "none", requests
-    without factors ask for co-occurrences. If code lists are long, the first request asks for code
-    counts. `selection` (int32) contains the positions of each mode's selected codes, or is empty if
-    all codes are used. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives the
-    estimated weight (usage) of each phenotype in each slot, and the estimate's standard deviation.
-    `secure` is the stage of a secure sum. `answered` maps each site to the last round in which the
-    server received the site's reply. `digest` and `terms` do not cover `secure` and `answered`.
+    `seed` is public and determines the site's initial values and the order in which the solver
+    visits cells, never the noise. `vocabulary` contains the comma-separated digests of the modes'
+    vocabularies, or is empty if the digests are unknown. `anchors` (float32) contains the global
+    feature factors, one row per code and one column per phenotype, or is empty until there are
+    factors. In mode "none", a request without factors asks for co-occurrences or, if code lists are
+    long and the request is the first, for code counts. `selection` (int32) contains the positions
+    of each mode's selected codes, or is empty if all codes are used. In secure sums, `usages`, of
+    shape (slots, 2, phenotypes), gives the estimated weight (usage) of each phenotype in each slot,
+    and the estimate's standard deviation. `secure` is a secure sum's stage.  `answered` maps a site
+    to the last round with a reply from the site. `digest` and `terms` do not cover `secure` and
+    `answered`.
     """
 
     job: str
@@ -76,7 +77,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and a config without empty strings, whose size Flower cannot measure."""
+        """Return arrays and a config. Empty strings, which Flower cannot measure, are left out."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -138,15 +139,15 @@ class RoundRequest:
 
     @property
     def rule_name(self) -> str:
-        """Name of the server's rule, which defaults to the privacy mode's rule."""
+        """Name of the run's rule. The default depends on the privacy mode."""
         return self.rule or self.privacy.default_rule
 
     @cached_property
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state contains factors without noise. Noise planned for one set of settings must
-        not be added to factors computed with other settings.
+        A site's state contains factors without noise. Settings must not change during a job: noise
+        planned for one set of settings must not be added to factors computed with other settings.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -216,7 +217,7 @@ class SiteReply:
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Read the next round's time limit in seconds from a preflight's config."""
+    """Read from a preflight's config how many seconds the next round may take."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
@@ -224,7 +225,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a message's arrays, without the placeholder that stands for an empty list."""
+    """Return a message's arrays, or [] if there is only the placeholder for an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")
@@ -242,7 +243,7 @@ def _checked_factors(arrays: Sequence[NDArray[Any]], rank: int) -> Factors:
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check codes' positions, except for their upper limit (see `site.round.check_modes`)."""
+    """Check the selected codes' positions. `site.round.check_modes` checks the upper limit."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():

@@ -1,4 +1,4 @@
-"""Read and write requests and replies in Flower's records.
+"""Convert requests and replies to and from Flower's records.
 
 The current and the legacy strategy both use the layout of Flower's compatibility layer (`fitins`,
 `fitres`). A `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The records' names
@@ -86,7 +86,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return the number of bytes that Flower sends for messages and all their objects."""
+    """Return the number of bytes that Flower sends for messages and the objects in them."""
     with no_object_id_recompute():
         stored = [part for each in messages for part in get_all_nested_objects(each).values()]
         return sum(len(part.deflate()) for part in stored)

@@ -1,8 +1,8 @@
 """Define the part of a request that describes a stage of a secure sum.
 
 The stage `keys` occurs once per job, and `sum` in every attempt at a sum. The stage `open` occurs
-only if a sum may lose sites. The stage does not change the requested release, so request digests do
-not cover the stage.
+only if a sum may be completed without some of its sites. All stages concern the same release, so
+request digests do not include the stage.
 """
 
 import json
@@ -35,10 +35,10 @@ class MemberKey(NamedTuple):
 class SecureStage:
     """A stage of a secure sum.
 
-    If a site is lost, a new `attempt` follows with fewer sites. `members` lists all sites that sent
-    keys, sorted by name. `asked` lists the sites in this attempt or, in the stage `keys`, the sites
-    whose keys are requested. In the stage `open`, `sealed` maps each sender to an encrypted share
-    that only the receiving site can decrypt.
+    If a site drops out, a new attempt (number `attempt`) follows with fewer sites. `members` lists
+    all sites that sent keys, sorted by name. `asked` lists the sites in this attempt or, in the
+    stage `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps each sender
+    to an encrypted share of the sender's secret. Only the receiving site can decrypt this share.
     """
 
     stage: Literal["keys", "sum", "open"]

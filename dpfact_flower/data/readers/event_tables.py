@@ -3,9 +3,9 @@
 - Each feature mode has one or more tables. A table has columns for the patient, the code, and the
   time or encounter. A column with descriptions of the codes is optional. Each distinct
   (encounter, minute, code) of a patient is one event.
-- Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A
-  column is refused if some times have an offset and others do not.
-- Impossible values are refused, such as a blank or NaN patient or code, an invalid date, or a
+- Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A column
+  that mixes times with and without an offset is rejected.
+- Impossible values are rejected, such as a blank or NaN patient or code, an invalid date, or a
   patient at two sites. Rows that are left out are counted and reported.
 """
 
@@ -86,7 +86,7 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 
 @dataclass(frozen=True)
 class Columns:
-    """The column names of event tables, in upper or lower case.
+    """The column names of event tables. Case is ignored.
 
     A column with an empty name is not read. The name may be empty for `description`, and for `time`
     or `encounter` if the window does not need that column.
@@ -113,7 +113,7 @@ class Columns:
 
     @property
     def names(self) -> dict[str, str]:
-        """Column names in the file, by role."""
+        """The columns' names in the file, keyed by ``patient``, ``code`` and so on."""
         return asdict(self)
 
 
@@ -146,8 +146,8 @@ class LabelTable:
     """A table with one row per patient and a column for the label (0 or 1, no or yes).
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. In a table of sites, `column` holds each patient's site instead. Patients who are not in
-    the table get the label `missing` (0 or 1). If `missing` is empty, such patients are an error.
+    tables. If the table assigns patients to sites, `column` contains the site. Patients who are not
+    in the table get the label `missing` (0 or 1), or cause an error if `missing` is empty.
     """
 
     file: Place
@@ -180,10 +180,10 @@ def read(
 
     `tables` maps two or more feature modes to tables, in the tensor's order. `columns` and
     `dialect` apply to tables that are given as paths. `name` is the name of the single site, or of
-    the cohort if there is a table of `sites`. By default, the table of sites has the same patient
-    column and a column ``site``. Patients who are not in that table are left out. Events occur
-    together if they are at most `window_days` days apart. If `window_days` is None, events occur
-    together if they belong to one encounter.
+    the cohort if there is a table of `sites`. By default, the table of sites has the event tables'
+    patient column and a column ``site``. Patients who are not in that table are left out. Events
+    occur together if they are at most `window_days` days apart. If `window_days` is None, events
+    occur together if they belong to one encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -270,7 +270,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _text(place: Place, column: str) -> str:
-    """Return the rule for identifiers and codes, with advice on how to repair a table."""
+    """Return error text with the rule for identifiers and codes, and how to repair the table."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -279,7 +279,7 @@ def _text(place: Place, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Place, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load and check a file as the table ``loaded``. Count the rows that meet each condition."""
+    """Load and check a file as the table ``loaded``. Return row counts, keyed by SQL condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -337,7 +337,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Suggest arguments that name the columns. COLUMN stands for a name that cannot be guessed."""
+    """Suggest arguments that name the columns, with ``COLUMN`` for names that cannot be guessed."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
@@ -382,7 +382,7 @@ def _refuse_header(
 
 
 def _minutes(time: str, time_format: str) -> str:
-    """Return SQL for whole minutes since 1970, marked as `_ZONED` and `_MISTIMED` explain."""
+    """Return SQL for minutes since 1970, plus `_ZONED` (UTC offset), or `_MISTIMED` (invalid)."""
     whole = "floor(epoch_us({}) / 60000000)::BIGINT"
     if time_format:
         minutes = whole.format(f"try_strptime({time}, {literal(time_format)})")
@@ -467,7 +467,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
 ) -> Place:
-    """Create the table ``facts`` (patient, value). In `example`, ``{}`` stands for the file."""
+    """Load a value per patient as ``facts``. In `example` (a hint in errors), ``{}`` is a file."""
     place, patient, column = table.file, table.patient, table.column
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),

@@ -19,7 +19,7 @@ MODE, SITE = "mode", event_tables.SITE
 
 
 def holds_events(given: Any) -> bool:
-    """Return whether an object is a DataFrame with one row per event, not per patient."""
+    """Return whether an object is a DataFrame with one row per event rather than per patient."""
     return _columns(given) >= {"patient", "code"}
 
 

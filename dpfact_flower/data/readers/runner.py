@@ -1,21 +1,21 @@
 """Run readers that are written as SQL scripts.
 
-A script begins with a head, a comment that contains the fields of `Script` in TOML. DuckDB then
-runs the statements after the head in order. Each statement ends with a semicolon at the end of a
-line. A line above a statement may say what the statement is for:
+A script begins with a header comment that contains the fields of `Script` in TOML. DuckDB then runs
+the statements after the header in order. Each statement ends with a semicolon at the end of a line.
+A directive above a statement states the statement's purpose:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
-  ``FILE``, and types are checked. Words such as ``NULL`` are blanks. ``NOT NULL`` refuses blanks,
-  ``UNIQUE`` refuses repetitions, and a column with ``DEFAULT NULL`` may be missing. Further lines
-  may follow: ``-- @where SQL`` keeps only rows that meet a condition, in which all columns are
-  text. ``-- @there SQL`` is a condition that a database applies before it sends rows.
-  ``-- @optional CONSEQUENCE`` marks a table that stays empty if the source lacks it. A column
-  ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``, ``code_2``, ... into a
-  list of distinct values without blanks. A star in ``FILE`` stands for any text. All matching
-  tables' rows are then combined. The column ``part`` contains the text that matched the star.
+  ``FILE``, and values must have the columns' types. Words such as ``NULL`` are missing values.
+  ``NOT NULL`` rejects missing values, ``UNIQUE`` rejects duplicates, and the source may lack a
+  column with ``DEFAULT NULL``. Further lines may follow: ``-- @where SQL`` keeps only rows that
+  meet a condition, in which all columns are text. ``-- @there SQL`` is a filter that a source
+  database applies itself. ``-- @optional CONSEQUENCE`` marks a table that stays empty if the source
+  lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``,
+  ``code_2``, ... into a list of distinct values. A star in ``FILE`` stands for any text. All
+  matching tables are then combined. The column ``part`` contains the text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for places (such as tables) and row counts, to be reported as WHAT.
+- ``-- @count WHAT``: a query for tables (or other places) and row counts, to be reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that counts, for each place, the rows that break a
   requirement. A count above 0 is an error.
 - ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
@@ -27,10 +27,10 @@ line. A line above a statement may say what the statement is for:
 - ``-- @stays``: a query for patient, begun and ended. The readmission label is computed from these
   stays. ``@patients`` must come first.
 
-If the condition in ``-- @when SQL`` is false, the table stays empty, or the label is left out. A
-name with a dollar sign, such as ``$by``, stands for an option's value. Further names are ``$name``
-(of the site or cohort), ``$source``, ``$file`` (the last part of the source) and ``$tables`` (the
-source's tables in lower case). If ``@load`` has a star, its conditions may also use ``$part``.
+If a statement's ``-- @when SQL`` is false, its table stays empty, or its label is left out. A name
+with a dollar sign, such as ``$by``, stands for an option's value. Other placeholders are ``$name``
+(the site's or cohort's name), ``$source``, ``$file`` (the last part of the source) and ``$tables``
+(the source's tables in lower case). If ``@load`` has a star, its conditions may also use ``$part``.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ _FORMS = {
 class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
-    If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL receives a map. An
-    option named ``mode`` is a table whose keys are the feature modes. If the default is an array,
-    the option's value is a list of codes, which the command line reads from a file.
+    If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL receives a map. If
+    such an option is named ``mode``, the pairs' names are the feature modes. If the default is an
+    array, the option's value is a list of codes, which the command line reads from a file.
     """
 
     help: str
@@ -120,15 +120,15 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader that is an SQL script. Its head sets all fields except `name` and `statements`.
+    """A reader that is an SQL script. Its header sets all fields except `name` and `statements`.
 
     - `modes`: for each feature mode, the number of codes to keep (0: all). Modes are in tensor
-      order. If an option has the same name as a mode, the mode exists only if the option is true.
+      order. If an option has the same name as a mode, the mode is used only if the option is true.
     - `window`: how events are paired: ``days`` (within a number of days, or in one encounter if the
       number is 0), ``days in encounter`` (both conditions) or ``encounter``.
     - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
       with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
-    - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.
+    - `named`: whether the user must name the cohort. Otherwise the cohort gets the script's name.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Script:
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of all options. Refuse a value that is not one of the choices."""
+        """Return all options' values or defaults. Refuse a value that an option does not allow."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
             if option.choices and values[name] not in (*option.choices, option.default):
@@ -169,7 +169,7 @@ class Script:
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the feature modes that exist for the given option values."""
+        """Return the feature modes in use for the given option values."""
         named = values.get("mode")
         return tuple(mode for mode in named or self.modes if values.get(mode, True))
 
@@ -219,10 +219,10 @@ def read(
 
     `reader` is the name of a script in this package (such as ``mimic4``) or in another installed
     package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
-    can open. `name` is the cohort's name, and defaults to the script's name. A script may require a
-    name, for example for a single site. If the script's window is in days, events occur together if
-    they are at most `window_days` days apart. If `window_days` is None, events need only be in one
-    encounter. `given` contains values for the script's options and the `Options` of all readers.
+    can open. `name` is the cohort's name, and defaults to the script's name. Some scripts require a
+    name. If the script's window is in days, events occur together if they are at most `window_days`
+    days apart. If `window_days` is None, events of the same encounter occur together. `given`
+    contains values for the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -247,7 +247,7 @@ def read(
 
 @dataclass
 class _Work:
-    """A running script. Its SQL can use `values`, and `labels` lists the labels created so far."""
+    """The state of a running script, whose SQL can use `values`. `labels` lists labels so far."""
 
     script: Script
     connection: Connection
@@ -304,7 +304,7 @@ class _Work:
             connection.execute(sql)
 
     def _filled(self, sql: str) -> str:
-        """Return SQL in which values replace the names of options."""
+        """Return SQL in which options' names, such as ``$name``, are replaced by their values."""
         for name in _VALUE.findall(sql):
             if name not in self.values:
                 raise DataError(f"{self.script.name}.sql: there is no option {name}")
@@ -387,7 +387,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` is SQL for patient, begun and ended. Stays that overlap or touch count as one.
+        `stays` is a query with columns patient, begun, ended. Overlapping stays count as one.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):

@@ -1,7 +1,7 @@
 """Read a count tensor in FROSTT's text format (``.tns``, http://frostt.io).
 
 The format stores no names, so patients are numbered from 1. If a mode has no code list, its codes
-are also numbered from 1. Patients without a cell are left out and counted.
+are also numbered from 1. Patients without a cell are left out, and their number is reported.
 """
 
 import fileinput

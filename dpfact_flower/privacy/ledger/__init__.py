@@ -8,18 +8,17 @@ belongs to the site's patients, so the costs of all jobs and all data files coun
 *Durability.* `Ledger.charge` returns only after one transaction has written the row and the
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
-by deleting the journal. Only ``synchronous=EXTRA`` prevents a power loss from undoing this deletion
-and thereby the charge. A new ledger gets its file name only when the file is complete, so an empty
-or truncated file always means damage. In simulations (`durable` is False), the operating system
-decides when to write.
+by deleting the journal. Without ``synchronous=EXTRA``, a power loss could undo this deletion, and
+the row would be lost. A new ledger is first written to a temporary file, so an empty or truncated
+ledger always means damage. In simulations (`durable` is False), the system decides when to write.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
-edits. A file next to the ledger contains the ledger's newest head: the last hash and the number of
-rows (`noted_head`). If an old copy replaces the ledger, the copy does not match this head. To
-detect that both files were rewritten, keep a head from the site's log elsewhere.
+edits. A file next to the ledger (see `noted_head`) contains the ledger's newest head: the number of
+rows and the last hash. If an old copy replaces the ledger, the copy does not match this head. To
+detect that both files were rewritten, keep copies of the heads in the site's log elsewhere.
 
-*Secrecy.* A head reveals only the rows' number, because each row includes random bytes. A row
+*Secrecy.* A head reveals only the number of rows, because each row includes random bytes. A row
 contains only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger.
 The time in a row is the time of the request, which does not depend on patients' data. A head, a
 backup and `dpfact ledger show` therefore reveal nothing about patients except the released values.

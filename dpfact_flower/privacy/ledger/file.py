@@ -33,8 +33,7 @@ START = "0" * 64
 class ReleaseKey(NamedTuple):
     """The identity of a request. Requests with equal identities always get identical replies.
 
-    `fingerprint` is the `data_tag` of the site's tensor, and `request` is the digest of the whole
-    request.
+    `fingerprint` is the `data_tag` of the site's tensor, and `request` is the request's digest.
     """
 
     fingerprint: str
@@ -128,7 +127,7 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON, with random bytes so that the row's hash reveals no content."""
+    """Return a new row as JSON. Random bytes in the row keep its hash from revealing content."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -144,7 +143,7 @@ def digest_of(content: bytes) -> str:
 
 
 def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
-    """Return all values in C order as little-endian float32, or as int64 for a share."""
+    """Serialise arrays in C order as little-endian float32 or, for a share, as int64."""
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     return b"".join(np.ascontiguousarray(array).data for array in little)
 
@@ -233,7 +232,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file that stores the newest head. No job can have this file's name."""
+    """Return the path of the newest head's file. The name cannot clash with a job's file."""
     return ledger.with_name(f"{ledger.name}-head")
 
 
@@ -245,7 +244,7 @@ def noted_head(ledger: Path) -> Head | None:
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Store the newest head. Failures are ignored, because the charge is already recorded."""
+    """Store the newest head. Write errors are ignored, because the ledger already has the row."""
     with suppress(Exception), files.replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
 
@@ -282,5 +281,5 @@ def data_key(folder: Path) -> bytes:
 
 
 def data_tag(folder: Path, fingerprint: str) -> str:
-    """Return a fingerprint's HMAC under the site's key, as stored in the ledger and state files."""
+    """Return the HMAC of a fingerprint under the site's key, for the ledger and for state files."""
     return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

@@ -102,11 +102,11 @@ class Ledger:
     ) -> Head:
         """Record a release and its cost on disk so that the release may be sent.
 
-        Return the ledger's new head, which belongs in the site's log. The ledger stores the values
-        of a release with noise, but only a hash of a share or of values without noise. If `charge`
-        raises an exception, the release must not be sent. Recording the same release again has no
-        effect. A release is refused if a later round was answered, if the data has changed within
-        the job, or if a different release is recorded for the round.
+        Return the ledger's new head, which the caller should write to the site's log. The ledger
+        stores the values of a release with noise, but only a hash of a share or of values without
+        noise. If `charge` raises an exception, the release must not be sent. Recording the same
+        release again has no effect. A release is refused if a later round was answered, if the data
+        has changed within the job, or if a different release is recorded for the round.
 
         `terms` is the digest of the settings that must not change within a job. `expected` is the
         head of the rows for which the budget was checked. If another process has made a charge
@@ -142,7 +142,7 @@ class Ledger:
     # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Return all problems with the file, the hashes, the released bytes or the noted heads.
+        """Return all problems with the file, hashes, released bytes, `noted` or the head file.
 
         `noted` is an earlier head, whose row must still exist unchanged. If `noted` is None, the
         removal of the newest rows may go undetected. The returned texts contain no released values.
@@ -202,7 +202,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether this release is recorded. Refuse another release in an answered round."""
+        """Return whether a release is recorded. Raise an error if it conflicts with other rows."""
         # Within a job, round numbers always increase.
         last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
@@ -264,7 +264,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if the bytes that should be stored are missing or have changed."""
+    """Yield a problem if a row's released bytes have changed or are wrongly missing."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -300,7 +300,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, unless a charge was made after the backup.
 
-    `noted` is the last head in the site's log. An existing ledger is never replaced.
+    `noted` is the last ledger head written to the site's log. An existing ledger is never replaced.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)

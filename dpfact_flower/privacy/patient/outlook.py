@@ -1,8 +1,8 @@
-"""Use public facts to forecast a patient-mode run's outcome and the resources that the run needs.
+"""Forecast the outcome of a run in patient mode, and the resources needed, from public facts.
 
-The forecast is the chance that a run finds real phenotypes. This means that models of the real data
-score better than all models of shuffled data (docs/results.md). The chance depends only on the
-*strength*: the signal times the square root of the rank. The curve was fitted to real cohorts.
+The forecast is the chance that a run finds real phenotypes. Phenotypes are real if models of the
+data score better than all models of shuffled data (docs/results.md). The chance depends only on the
+*strength*, which is `Outlook.signal` times the square root of the rank.
 """
 
 import math
@@ -40,7 +40,7 @@ _SENT_BITS, _MASKED_BITS = 12, 32
 
 
 class Facts(NamedTuple):
-    """Public facts about a run (0 if unknown). `sizes` gives the number of kept codes per mode."""
+    """Public facts about a run. Unknown numbers are 0. `sizes` counts each mode's kept codes."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -55,20 +55,20 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Total noise variance of the vectors that the server learns, in units of sigma**2."""
+        """Noise variance of each value in the sum over all sites, in units of sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
     def start_signal(self, rho: float) -> float:
-        """Return the signal of a start that costs `rho` (see `Outlook.signal`)."""
+        """Return the signal of a starting release with zCDP cost `rho` (see `Outlook.signal`)."""
         noise = math.sqrt(2 * sum(self.sizes) * self.noises)
         return self.patients / self.rank / noise * math.sqrt(2 * rho)
 
     def signal(self, rho: float) -> float:
-        """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
+        """Return the signal of a refinement with zCDP cost `rho`, or 0 if the signal is unknown.
 
         The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. The noise is that of all sites together, for a `bound` of 1.
+        column of the largest mode. The noise is all sites', for contributions of norm 1.
         """
         if not self.known:
             return 0.0
@@ -77,10 +77,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity whose change alone could improve the forecast.
+    """A quantity that could improve the forecast without other changes.
 
-    `good` is the value that would make the verdict good, or 0 if no value would. `chance` is the
-    forecast if the quantity is doubled (the rank and the number of codes are halved instead).
+    `good` is the value that gives the `Outlook` a good verdict, or 0 if no value does. `chance` is
+    the forecast after doubling the quantity, or after halving the rank or the number of codes.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -89,7 +89,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text, rounded up unless the lever is the rank or the number of codes."""
+        """`good` as text, rounded up for all quantities except the rank and the number of codes."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -100,11 +100,11 @@ class Lever(NamedTuple):
 class Outlook(NamedTuple):
     """The forecast for a plan, based only on public facts. Unknown numbers are NaN.
 
-    `sentence` gives the verdict in plain words and lists the changes that would help. `signal`
-    compares the number of patients per phenotype with the noise in the start:
-    ``(I / R) / (sigma sqrt(2 n T))`` for I patients, R phenotypes, n codes, T sites and noise level
-    sigma. The denominator is the largest eigenvalue of the random noise. `chance` is the chance
-    that the run finds real phenotypes. The most helpful `levers` come first.
+    `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
+    the ratio of patients per phenotype to noise in the starting release. For I patients, R
+    phenotypes, n codes, T sites and noise level sigma, `signal` is ``(I / R) / (sigma sqrt(2 n
+    T))``. The denominator is the largest eigenvalue of the noise matrix. `chance` is the
+    probability that the run finds real phenotypes. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -117,8 +117,8 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` covers the largest release, but not patients' data. `server` covers the start, and is 0
-    if the number of sites is unknown. If there are many codes, `codes` suggests how many to keep.
+    `memory` is for the largest release, without patients' data. `server` is for the start, and is 0
+    if the number of sites is unknown. If codes are many, `codes` suggests a `codes` setting.
     """
 
     memory: int
@@ -133,7 +133,7 @@ def chance_of(strength: float) -> float:
 
 
 def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run at Gaussian-DP cost `mu`. `start` is the zCDP cost of the first model."""
+    """Forecast a run at Gaussian-DP cost `mu`. `start` is the starting release's zCDP cost."""
     if not facts.known:
         sentence = "The outlook is unknown: set patients and sites to public estimates."
         return Outlook("unknown", sentence, math.nan, math.nan, ())
@@ -180,11 +180,10 @@ def needs_of(counts: Sequence[int], facts: Facts, chosen: str) -> Needs:
 def _levers(
     facts: Facts, strength: float, mu: float, epsilon: float, delta: float
 ) -> tuple[Lever, ...]:
-    """Return a run's levers, the most helpful first.
+    """Return the quantities that could improve the forecast, the most helpful first.
 
     Strength is proportional to mu and to the number of patients, and inversely proportional to the
-    square roots of the rank and the code count. In secure sums, more sites hardly increase the
-    noise.
+    square roots of the rank and the code count. In secure sums, more sites add little noise.
     """
     lacking = GOOD_STRENGTH / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
@@ -207,7 +206,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a `codes` setting that keeps up to `most` codes. Short modes keep every code."""
+    """Return a `codes` setting that keeps up to `most` codes. Modes with few codes keep all."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))
@@ -241,7 +240,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Return the change to a lever that would make the verdict good, or "" if there is none."""
+    """Describe the change to a quantity that would make the verdict good, or return ""."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

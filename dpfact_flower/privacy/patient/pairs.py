@@ -6,8 +6,8 @@ X_(n) X_(n)^T. This block shows which codes of mode n occur with the same codes 
 Block (m, n) is X summed over all modes except m and n. Each block is scaled to norm 1, and blocks
 for two different modes are multiplied by `CROSS`. Then all blocks together are scaled to norm 1.
 
-Only the total is carried over from patient to patient. Cells are sorted, so floating-point sums do
-not depend on the order of the data.
+Each patient's contribution is computed independently of all other patients. Cells are sorted, so
+floating-point sums do not depend on the order of the data.
 """
 
 import math
@@ -27,9 +27,9 @@ def add_pairs(
 ) -> None:
     """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
 
-    `starts` lists each patient's first cell, and `offsets` lists each feature mode's first code.
-    Both lists end with the index after the last cell or code. `total` is the strict upper triangle
-    over all codes, row by row.
+    `starts` holds the index of each patient's first cell, and `offsets` that of each mode's first
+    code. Both lists end with the index after the last cell or code. `total` is the strict upper
+    triangle over all codes, row by row.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
@@ -49,11 +49,11 @@ def add_pairs(
 
 @compiled()
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
-    """Number one patient's distinct codes, mode by mode, in ascending order.
+    """Assign consecutive numbers to one patient's distinct codes, mode by mode, in ascending order.
 
     Return three arrays. The first lists the distinct codes, as positions among the codes of all
-    modes. The second lists each mode's first number and ends with the number of codes. The third,
-    of shape (cells, modes), lists the numbers of each cell's codes.
+    modes. The second holds the first number assigned in each mode, and ends with the total. The
+    third, of shape (cells, modes), lists the numbers of each cell's codes.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
@@ -80,7 +80,7 @@ def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
 
 @compiled()
 def _sorted_by_column(places: Array, mode: int) -> Array:
-    """Return an order of cells that makes each column of the unfolding along `mode` contiguous."""
+    """Return a permutation that groups the cells by column of the unfolding along `mode`."""
     cells, modes = places.shape
     # Stable sorts keep the cells of each column in ascending order of `mode`.
     order = np.arange(cells)
@@ -100,7 +100,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 @compiled()
 def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
-    """For each pair of cells in the same column, add the product of their counts to `pairs`."""
+    """For each pair of cells in a column of the unfolding, add the counts' product to `pairs`."""
     cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1
@@ -136,8 +136,7 @@ def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
     Values are divided by the largest value, so a square that underflows is negligible. Squares are
-    summed row by row, so rounding errors grow with the number of codes, not with the number of
-    pairs.
+    summed row by row, so rounding errors grow with the number of codes, not of pairs.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

@@ -5,8 +5,8 @@ compute the same plan from the same settings.
 
 The budget is planned in Gaussian DP. First, epsilon and delta are reduced by `DISCRETE_SLACK`. Then
 mu is the largest value that the reduced epsilon and delta allow, and all releases together cost
-``rho = mu^2 / 2``. If epsilon exceeds 500, `DISCRETE_SLACK` is not proven, so tight zCDP is used
-instead. With either method, `account` returns at most epsilon for the plan's releases.
+``rho = mu^2 / 2``. If epsilon exceeds 500, `DISCRETE_SLACK` is not a proven bound, so zCDP is
+used instead. With either method, `account` returns at most epsilon for the plan's releases.
 
 The constants below were chosen on synthetic and real cohorts (docs/explanation/start.md).
 """
@@ -71,9 +71,9 @@ MOST_VALUES = 2 * 10**8
 class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
-    `start_share` is the start's share of the budget that remains after the code counts. Every mode
-    is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. The
-    server averages refinements over rounds, and `memory` is the weight of earlier rounds.
+    `start_share` is the start's fraction of the budget, without the cost of code counts. Every mode
+    is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. In the
+    server's average over rounds, `memory` is the weight of earlier rounds.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -119,8 +119,8 @@ def plan_patient(
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
     planned values, which also depend on `sites` and ``settings.patients``. The server sends the
-    planned values to the sites. Each site then computes the same plan, because the plan now depends
-    only on the request's settings and on `sizes`.
+    planned values to the sites. Each site then computes the same plan from the request's settings
+    and `sizes` alone.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -192,8 +192,8 @@ def total_rho(epsilon: float, delta: float) -> float:
 class _Split(NamedTuple):
     """The zCDP costs of the releases for the code counts, the start and each refinement.
 
-    `codes` is 0 if codes are not counted. `share` is the start's share of the budget that remains
-    after the code counts. Every mode is refined `rounds` times.
+    `codes` is 0 if codes are not counted. `share` is the start's fraction of the budget, without
+    `codes`. Every mode is refined `rounds` times.
     """
 
     codes: float
@@ -210,7 +210,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget among the releases. Unset settings get planned values."""
+    """Divide a budget among the releases, and choose the settings that are not set."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds

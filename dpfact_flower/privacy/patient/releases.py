@@ -1,10 +1,10 @@
-"""Define patient mode's releases: their kinds, their place in a plan, and their noise.
+"""Define the kinds of releases in patient mode, plan single releases, and add noise to sums.
 
 To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses releases on the server
 (`server.patient`). All other code looks up a kind by its name.
 
 `release` adds all of the noise to a sum, and `share` adds one site's part of the noise. Both
-functions take the sensitivity and the noise level only from a `BoundedSum`
+functions take the sensitivity and the noise level from the `BoundedSum` itself
 (``docs/explanation/proof.md``).
 """
 
@@ -36,9 +36,9 @@ class PlannedRelease:
     """One release in a plan.
 
     `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` bounds the
-    norm of a patient's contribution. `sigma` is the standard deviation of each value's noise, in
-    units of the values. `rho` is the zCDP cost, and ``sqrt(2 rho)`` the Gaussian-DP cost. In secure
-    sums, `count` is the number of values per slot, and `sharing` defines how sites share the noise.
+    norm of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho`
+    is the zCDP cost, and ``sqrt(2 rho)`` the Gaussian-DP cost. In secure sums, `count` is the
+    number of values per slot, and `sharing` defines how sites share the noise.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the server's question to `members` in one attempt at a secure sum."""
+        """Return the message that asks `members` for masked vectors in one attempt at a sum."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
@@ -93,8 +93,8 @@ class ReleaseKind:
     `size` computes the number of values in a release. The arguments of `size` are the number of
     codes in each mode before selection, the number after selection, the mode, and the rank. If
     `clipped` is true, patients' contributions are clipped to the run's `bound`. Otherwise, a
-    contribution's norm is at most 1. `carries` names the fields that a request for this kind may
-    carry in addition to the settings.
+    contribution's norm is at most 1. `carries` lists the fields that a request for a release of
+    this kind may contain besides the settings.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -141,7 +141,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields that a request for `planned`, or for the last round (None), may carry."""
+    """Return the fields that a request may carry. `planned` is None in the last round."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 
@@ -164,7 +164,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the number of which all released values are multiples, or 0 if unknown."""
+    """Return the step size, of which all released values are multiples, or 0 if unknown."""
     events = release.events
     return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 

@@ -1,9 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-Each sum contains noise from at least `honest` sites that do not reveal their noise to the server. A
-sum consists of one or more vectors (`slots`). Each site adds its statistic to one slot and noise to
-all slots, and the server learns only each slot's total. The proof is in
-``docs/explanation/secure-sums.md``.
+In each sum, at least `honest` sites keep their noise secret from the server. A sum consists of one
+or more vectors, called slots. Each site adds its statistic to one slot and noise to all slots, and
+the server learns only each slot's total. The proof is in ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -20,7 +19,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """The numbers of sites, colluding sites, lost sites and slots in secure sums."""
+    """The numbers of sites, colluding sites, sites that may drop out, and slots in secure sums."""
 
     sites: int
     colluding: int
@@ -33,7 +32,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the noise level of one site if the noise of `honest` sites adds up to `sigma`."""
+        """Return the noise level at each site for which `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:

@@ -4,11 +4,11 @@ The unit of privacy is one patient, that is, all of that patient's cells in the 
 data sets differ by one patient, who is present in only one of them. Each kind of release has its
 own statistic: `code_counts`, `cooccurrence` or `refinement`.
 
-The sensitivity bound holds for these reasons. A contribution depends only on the patient's own
-cells and on public values (settings and earlier releases). A contribution's L2 norm is at most the
-sensitivity, and truncation toward zero to an integer grid cannot increase this norm. Contributions
-are added exactly, as integers, so each patient changes the total by exactly one contribution.
-Before truncation, contributions are multiplied by 1 - 1e-9, which outweighs rounding errors.
+A contribution depends only on the patient's own cells and on public values (settings and earlier
+releases). A contribution's L2 norm is at most the sensitivity, and truncation toward zero to an
+integer grid cannot increase this norm. Contributions are added exactly, as integers, so each
+patient changes the total by exactly one contribution. Before truncation, contributions are
+multiplied by 1 - 1e-9, which outweighs rounding errors.
 """
 
 import math
@@ -58,7 +58,7 @@ class BoundedSum:
 
     `total`, of shape (count,), is in units of `grid`. `total` has no noise and must not leave the
     site. `sensitivity` is the largest L2 norm of one patient's contribution, and therefore of the
-    change when a patient is added or removed. The noise will have standard deviation `sigma`.
+    change when a patient is added or removed. `sigma` is the noise's standard deviation.
     """
 
     total: NDArray[np.int64]
@@ -72,9 +72,9 @@ class BoundedSum:
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Count the patients with each code. Each patient's contribution is scaled to norm 1.
+    """Compute a weighted count of the patients with each code.
 
-    Before scaling, a contribution has a 1 for each of the patient's codes. The sum has one value
+    A contribution has a 1 for each of the patient's codes, scaled to norm 1. The sum has one value
     per code, mode by mode. Adding or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
@@ -86,8 +86,8 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Sum the patients' co-occurrences of all pairs of codes, as defined in the module `pairs`.
 
-    The sum is stored as the strict `triangle`, which omits pairs of a code with itself. Adding or
-    removing a patient changes the sum by at most 1 in L2 norm.
+    The sum is stored as the strict upper triangle, which omits pairs of a code with itself. Adding
+    or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     size = strict_size(int(offsets[-1]))
@@ -118,7 +118,7 @@ def refinement(
     `bound` in L2 norm.
 
     `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
-    infinite ridge removes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
+    infinite ridge excludes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -147,7 +147,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return `_SAFETY` times the number of grid units in 1.0. Refuse sums that could overflow."""
+    """Return `_SAFETY` times the grid units per unit of value. Refuse sums that could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -162,12 +162,11 @@ def sum_threads(size: int) -> int:
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[..., None], *arguments: object
 ) -> NDArray[np.int64]:
-    """Sum the patients' contributions in several threads, each with its own patients and total.
+    """Sum the contributions of groups of patients in several threads, with one total per thread.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds some patients' contributions to `total`.
-    `starts` lists the indices of these patients' first cells, and ends with the index after the
-    last cell.
+    result. ``add_up(starts, *arguments, total)`` adds the contributions of one group of patients to
+    `total`. `starts` lists the indices of the patients' first cells, and ends after the last cell.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
@@ -266,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Scale the columns of `product` by the non-zeros of `a`. Return the contribution's norm."""
+    """Multiply `product` by the non-zeros of `a`. Return the joint norm of `product` and a a^T."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros

@@ -1,4 +1,4 @@
-"""Define the members of secure sums, their signed keys, and the server's questions to members.
+"""Define the members of secure sums, their signed keys, and the server's messages to members.
 
 Hospitals exchange their long-term public keys (Ed25519, RFC 8032) without involving the server. For
 each job, a site makes a fresh key (X25519, RFC 7748) and signs this key together with the job's
@@ -58,7 +58,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return the first 32 hex digits of a key's SHA-256, in groups of four, to compare by phone."""
+    """Return the first 32 hex digits of a key's SHA-256, in groups of four to compare by phone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -79,7 +79,7 @@ class Terms:
 
     `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
     sorted names of all sites. At most `colluding` sites collude with the server, and at most
-    `dropouts` sites may be lost during a sum.
+    `dropouts` sites may drop out during a sum.
     """
 
     job: str
@@ -92,7 +92,7 @@ class Terms:
     def threshold(self) -> int:
         """Number of sites needed to unmask a sum: the colluding sites and over half of the others.
 
-        Honest sites each help one attempt at a sum, so only one attempt can reach this number.
+        Each honest site helps to unmask only one attempt, so at most one attempt can be unmasked.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 
@@ -164,7 +164,7 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """The server's question to all members in one attempt at a round's sum.
+    """The server's message that asks all members for masked vectors, in one attempt at a sum.
 
     `request` is a digest of the round's request, and masks cancel only among sites with the same
     digest. If a site is lost before it sends its vector, the server makes a new `attempt`. `width`

@@ -1,8 +1,8 @@
-"""Mask 64-bit words by adding keystreams modulo 2**64, and derive or share the masks' keys.
+"""Mask 64-bit words by adding keystreams modulo 2**64, derive keys, and split seeds into shares.
 
-Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping the other bits of a
-*masked* word is post-processing, which costs no privacy. Rounding a vector before masking would not
-be post-processing, because a sum of rounded vectors is not a function of the exact sum.
+Of each masked word, only the 8 * width bits from bit `LOW` on are sent. Dropping the other bits of
+a *masked* word is post-processing, which costs no privacy. Rounding a vector before masking would
+not be post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -37,10 +37,10 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 
 
 def width_of(patients: int | None, ratio: float) -> int:
-    """Return the number of bytes to send for each word so that no sum overflows.
+    """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
-    In units of the standard deviation of one site's noise, a sum has up to `patients` terms of at
-    most `ratio`, and noise of at most 64. The sent bits can hold a sum 16 times as large.
+    In standard deviations of one site's noise, each patient adds at most `ratio`, and the noise is
+    assumed to be at most 64. The sent bits can hold a sum 16 times as large.
     """
     if patients is None:
         return MOST_WIDTH
@@ -49,7 +49,7 @@ def width_of(patients: int | None, ratio: float) -> int:
 
 
 def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
-    """Return the secret that a private X25519 key shares with another site's public key."""
+    """Return the Diffie-Hellman secret of a private X25519 key and another site's public key."""
     try:
         return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:
@@ -59,8 +59,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    `purpose` includes the sites' names, so that keys differ even if a site copies another site's
-    public key.
+    `purpose` includes the sites' names, so that keys differ even if a site copies another's key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
@@ -98,7 +97,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Return the integers closest to 0 that equal the words modulo 2**(LOW + 8 width)."""
+    """Convert the words to signed integers modulo 2**(LOW + 8 width)."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
@@ -114,7 +113,7 @@ def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
 
 
 def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Return the values at 1, 2, ..., `places` of a random polynomial whose value at 0 is the seed.
+    """Return a random polynomial's values at the points 1 to `places`. The value at 0 is the seed.
 
     Any `threshold` shares determine the seed, and fewer shares reveal nothing about the seed.
     """
@@ -130,7 +129,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    `shares` maps places to shares. Shares lack authentication: false ones give a wrong seed.
+    `shares` maps points to shares. Shares are not authenticated: a false one gives a wrong seed.
     """
     seed = 0
     for place, share in shares.items():

@@ -32,12 +32,11 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 def summed(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
-    """Return the sum of all members' vectors. Low bits that were not sent are set to their mean.
+    """Return the sum of all members' vectors. Unsent low bits are replaced by their expected value.
 
-    For each member, the missing bits add a uniform error with a range of 2**16. The error's
-    variance is about a millionth of the noise variance. `answers` must hold every member's answer
-    to `question`, and `unopened` must return an empty list. If `dropouts` is 0, `openings` is
-    unused.
+    For each member, the missing bits add a uniform error with a range of 2**16. This variance is
+    about a millionth of the noise variance. `answers` must hold every member's answer to
+    `question`, and `unopened` must return an empty list. `openings` is unused if `dropouts` is 0.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:

@@ -1,19 +1,19 @@
-"""Compute a site's new state and messages in a secure sum from the site's stored state.
+"""From a site's stored state, compute the site's next state and messages in a secure sum.
 
 Before a site sends a message, the `JobSecrets` and `RoundState` on which the message depends must
 be on the site's disk. The functions in this module enforce three rules:
 
 - The site draws only one noisy vector per round.
-- A repeated question gets the same reply. If the members change, the server must make a new
-  attempt. The site refuses a changed request or key.
-- In each round, the site helps to unmask only the last attempt that it answered. After that, the
-  site answers no further attempt.
+- If the server repeats a `Question`, the site repeats the reply. If the members change, the server
+  must make a new attempt. The site refuses a changed request or key.
+- In each round, the site helps to unmask the sum of only one attempt, the last that it answered.
+  After helping, the site answers no further attempts in the round.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
-site. The difference between the two sums is that site's vector, with only that site's part of the
-noise. For the same reason, each site also adds a mask of its own and splits the mask's seed among
-the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has only one attempt, so these
-additional masks are not used.
+site. The difference between the two sums is that site's vector, protected only by that site's part
+of the noise. For the same reason, each site also adds a mask of its own and splits the mask's seed
+among the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has only one attempt, so
+these additional masks are not used.
 """
 
 import os
@@ -66,9 +66,9 @@ class RoundState:
     """A site's state in a round: the last question answered, and the values used in the answer.
 
     `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds, for each
-    other member, a share of the seed that only that member can decrypt. If `opening` is set, the
-    round is over. `noisy` is the site's vector plus the site's part of the noise. This array must
-    not leave the site without masks, and is stored apart from the other fields.
+    other member, an encrypted share of the seed, which only that member can decrypt. If `opening`
+    is set, the round is over. `noisy` is the site's vector plus the site's part of the noise. This
+    array must not leave the site without masks, and is stored apart from the other fields.
     """
 
     __pydantic_config__ = _KEPT
@@ -100,7 +100,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Create a site's secrets for a job, with a fresh key. Only the field `member` is sent."""
+    """Create a site's secrets for a job, with a fresh key. Only `member` is sent to the server."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -123,7 +123,7 @@ class Masked:
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
 ) -> RoundState | None:
-    """Check a question without reading patients' data.
+    """Check that a question may be answered, without reading patients' data.
 
     Return `state` if the question belongs to the same round, or None if a new round begins.
     """
@@ -159,7 +159,7 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the round's new state, which must be on disk before the result of `masked` is sent.
+    """Return the round's new state, which must be on disk before the masked vector is sent.
 
     `draw` returns the noisy vector and is called only once per round. Only simulations pass a
     seeded `random_bytes`.
@@ -224,7 +224,7 @@ def opened(
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """Return the secret that the site shares with each other member, keyed by name."""
+    """Return the secret shared with each of the other members, keyed by the member's name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}

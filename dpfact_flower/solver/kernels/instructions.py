@@ -1,4 +1,4 @@
-"""Vector instructions for kernels whose speed must not depend on auto-vectorisation.
+"""Explicit vector instructions, for kernels that cannot rely on auto-vectorisation.
 
 LLVM cannot rule out that arrays overlap, so by default LLVM keeps sums in memory. LLVM also uses
 only half the width of an AVX-512 register. This module therefore adds the type `Vector` to numba. A
@@ -6,11 +6,11 @@ vector is a group of registers that holds a row of a factor matrix or a slice of
 Operations on vectors emit LLVM's vector instructions, which LLVM translates for the processor.
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
-its type, so numba compiles one kernel per padded rank, with unrolled loops. A memory location is
-given by a `pointer` and an offset, counted in values. Bounds are not checked. Passing a pointer
-costs no time, but passing an array does, because numba counts references at each call. A pointer
-does not keep its array alive, so take pointers only to a kernel's arguments. Operations accept a
-number in place of a vector, and use the number in place of every value.
+its type, so numba compiles a separate kernel, with unrolled loops, for each number of registers. A
+memory location is given by a `pointer` and an offset, counted in values. Bounds are not checked.
+Passing a pointer costs no time, but passing an array does, because numba counts references at each
+call. A pointer does not keep its array alive, so take pointers only to a kernel's arguments.
+Operations treat a number as a vector whose values all equal that number.
 """
 
 from collections.abc import Callable, Sequence
@@ -179,7 +179,7 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
 
 
 def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return a signature, and an emitter that applies `emit_one` to each register in turn."""
+    """Return a numba signature, and a code generator that applies `emit_one` to each register."""
     result = next(kind for kind in kinds if isinstance(kind, Vector))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,14 +1,14 @@
-"""Draw the visits of a psgd pass: entries in random order, and zero cells drawn from the model.
+"""Choose the cells that a pass of `psgd` visits: all entries, shuffled, and some zero cells.
 
-In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
-large weight. A step size that is safe for this weight is too small for all other visits. Most zero
-cells are therefore drawn from the model as it is when the pass begins. A draw first selects a
-phenotype in proportion to the phenotype's sum over all cells. Within each mode, the draw then
-selects a row in proportion to the row's value in that phenotype.
+In a sparse tensor, uniform draws rarely hit the cells where the model is large, so each draw needs
+a large weight. A step size that is safe for this weight is too small for all other visits. Most
+zero cells are therefore drawn in proportion to the model's values at the beginning of the pass. A
+draw first selects a phenotype in proportion to the phenotype's sum over all cells. Within each
+mode, the draw then selects a row in proportion to the row's value in that phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model and u
 is the fraction of uniform draws. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so
-the gradient is unbiased (importance sampling). A draw that hits a non-zero cell has weight 0.
+the gradient is unbiased (importance sampling). A draw of a non-zero cell is ignored (weight 0).
 """
 
 import math
@@ -60,8 +60,8 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. Each yielded block has the visits' rows in the factor stack
-    and the visits' counts. A drawn cell's count is its negated weight, or 0 for a non-zero cell.
+    Zero cells are drawn from `model`. For each visit, a yielded block holds the row numbers in the
+    factor stack and the count. A drawn cell's count is the negated weight, or 0 for a non-zero.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -93,7 +93,7 @@ def _draw_entries(
     indices: Array, values: Array, offsets: tuple[int, ...], start: int, seed: np.uint64,
     number: int, places: Array, rows: Array, counts: Array,
 ) -> None:  # fmt: skip
-    """Write a block's entries in random order to the positions without zero cells."""
+    """Write a block's entries in random order to the positions that zero cells do not take."""
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates
         other = np.int64(random_number(seed, number + s) * (s + 1))
@@ -138,7 +138,7 @@ class _ZeroCells:
         return rng.multinomial(self.number, share / share.sum())
 
     def terms(self, block: int) -> tuple[float, Array, Array, Array]:
-        """Return the last four arguments of `_draw_zero_cells`, for the block's probabilities."""
+        """Return the block's probabilities: the last four arguments of `_draw_zero_cells`."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -159,10 +159,10 @@ class _ZeroCells:
 def _table(sizes: Array) -> Array:
     """Build a table for draws in proportion to `sizes` (Walker's alias method, after Vose).
 
-    A draw picks a position uniformly. The position's threshold is the probability of keeping it.
-    Otherwise, the draw takes the position's alternative. `sizes` has shape (positions, columns),
-    and the result has shape (columns, positions, 2). The last axis holds the threshold times
-    `_WHOLE`, and the alternative. If a column's sizes are all 0, every position is kept.
+    A draw picks a position uniformly. The draw keeps this position with a probability called its
+    threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
+    columns), and the result has shape (columns, positions, 2). The last axis holds the threshold,
+    scaled to an integer, and the alternative. If a column is all 0, every position is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -200,10 +200,11 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Draw a block's zero cells (count -1) at random positions. Return the next unused `number`.
+    """Draw a block's zero cells (count -1) at random positions. Return the next unused number.
 
-    The remaining positions are written to `places` in ascending order. The last four arguments come
-    from `_ZeroCells.terms`: the probability of a uniform draw, and the tables for all other draws.
+    The positions without a zero cell are written to `places` in ascending order. The last four
+    arguments come from `_ZeroCells.terms`: the probability of a uniform draw, and the tables for
+    all other draws.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -250,7 +251,7 @@ def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> No
 def random_number(seed: np.uint64, number: int) -> float:
     """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014) as a float in [0, 1).
 
-    Calling a NumPy generator would take longer than the gradient step.
+    A NumPy generator is not used, because calling it would take longer than a gradient step.
     """
     z = seed + np.uint64(number) * _ODD
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -260,7 +261,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw one of the positions low..high-1 from row r of a table. `share` is a random number."""
+    """Draw one of the positions low..high-1 from row r of a table. `share` is random, in [0, 1)."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

@@ -1,11 +1,11 @@
 """Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
-If there is no l2,1 weight, patients are independent: each patient's row of A depends only on the
-patient's own entries and the feature factors. All work on a block of patients is therefore done
-while the block is in the cache. This work consists of the MTTKRP, sweeps over the columns, and the
-block's contributions to A's Gram matrix and to the next mode's MTTKRP. The second MTTKRP reuses the
-first MTTKRP's sums over the last mode. A positive l2,1 weight couples patients because it shrinks
-whole columns, so `exact` then uses `update_patients` instead of this module.
+If the l2,1 weight is 0, each patient's row of A depends only on the patient's own entries and the
+feature factors. All work on a block of patients is therefore done while the block is in the cache.
+This work consists of the MTTKRP, sweeps over the columns, and the block's contributions to A's Gram
+matrix and to the next mode's MTTKRP. The next mode's MTTKRP reuses the sums over the last mode from
+A's MTTKRP. A positive l2,1 weight couples patients because it shrinks whole columns, so in this
+case `exact` uses `update_patients` instead of this module.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers while they are computed.
@@ -55,7 +55,7 @@ _STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int
 ) -> tuple[Array, float, Array]:
-    """Update A in place by sweeps over its columns. The module `exact` explains `q` and `floor`.
+    """Update A in place by sweeps over A's columns. `exact` explains `q` and `floor`.
 
     Return mode 1's MTTKRP after the update, <X, M> before the update, and the Gram matrix of the
     new A. The MTTKRP is 0 if mode 1 is the last mode.
@@ -108,7 +108,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update the rows of several blocks, add to `out` and `gram`, and return the old <X, M>."""
+    """Update several blocks' rows, add up `out` and `gram`, and return the old <X, M>."""
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):
@@ -135,7 +135,7 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Copy a block's rows of A, compute their MTTKRP, and return the inner product of the two."""
+    """Copy a block's rows of A, compute their MTTKRP, and return the inner product of both."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     fibres, factors, kept = pointer(patients), pointer(stack), pointer(sums)

@@ -1,8 +1,8 @@
-"""Stochastic gradient steps, written with vector instructions (see `instructions`).
+"""Stochastic gradient steps, implemented with explicit vector instructions.
 
 A factor's row is divided into slices that fill `registers`, and the tuple `slices` has one element
-per slice. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are 20 %
-faster than kernels that accept any rank.
+per slice. numba compiles one kernel, with unrolled loops, per number of slices. Such kernels are 20
+% faster than kernels that accept any rank.
 """
 
 import functools
@@ -48,10 +48,10 @@ class Step:
     """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
     `gamma` is the elastic weight. Visits to entries also pull feature rows towards the anchors, but
-    visits to zero cells do not. For each row, `clip` bounds the 2-norm of a visit's weighted data
-    gradient. If `clip` is 0, there is no bound. `floor` is the smallest value allowed in a factor:
-    0 or minus infinity. The step of a patient's row is multiplied by `patients`, and the bound on
-    this step is multiplied by the square root of `patients`.
+    visits to zero cells do not. For each row, `clip` bounds the 2-norm of the data term's gradient
+    times the visit's weight. If `clip` is 0, there is no bound. `floor` is the smallest value
+    allowed in a factor: 0 or minus infinity. The step size for a patient's row is multiplied by
+    `patients`, and the bound on the step by the square root of `patients`.
     """
 
     eta: float
@@ -63,12 +63,12 @@ class Step:
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """Take one stochastic gradient step per visit, in the given order; eqs. (ai), (bj).
+    """Take one stochastic gradient step per visit: the paper's equations (ai) and (bj).
 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
-    factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to feature
-    row q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the count of each entry
-    (with weight 1) and the negated weight of each sampled zero cell. A count of 0 means no step.
+    factors, and `anchors` from the global feature factors. Row q of `anchors` corresponds to the
+    q-th row of `stack` after the patients' rows. `rows` holds row numbers in `stack`. `counts`
+    holds each entry's count, and each sampled zero cell's negated weight. A count of 0: no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -118,7 +118,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Do the work of `any_number` for three modes. Products of rows stay in registers."""
+        """Take `any_number`'s steps, for three modes. Products of rows stay in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -143,7 +143,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Move each mode's row along the product of the other modes' rows."""
+        """At each visit, move each mode's row along the product of the other modes' rows."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
@@ -208,7 +208,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move three rows together, each along the product of the old values of the other two rows."""
+    """Move each of three rows along the product of the other two rows before the move."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
