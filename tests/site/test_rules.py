@@ -120,6 +120,19 @@ def test_a_rule_that_announces_noise_and_adds_none_is_refused_in_mode_none_too(
     assert not rows_of(tmp_path)
 
 
+def test_an_array_beside_those_that_are_charged_is_refused(data, tmp_path, caplog):
+    class Liar(Counts):
+        def run(self, data, kept):
+            made = self.counts(data.tensor, SIGMA)
+            return RoundOutcome(replace(made, arrays=(*made.arrays, np.ones(3, np.float32))))
+
+    site_rules.register("counts", Liar)
+    with pytest.raises(RoundFailedError):
+        make_site(data, tmp_path).answer(request())
+    assert "the rule releases values without noise" in caplog.text
+    assert not rows_of(tmp_path)
+
+
 @pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
 def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_path, caplog, own):
     """The cost if all others collude has a separate cap."""
