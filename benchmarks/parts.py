@@ -16,7 +16,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "measures": ((site_round, "squared_error"),),
     "state": tuple((SiteStore, name) for name in ("load", "save", "keep_only", "note")),
-    "ledger": tuple((Ledger, name) for name in ("__init__", "count", "charge", "close")),
+    "ledger": tuple((Ledger, name) for name in ("__init__", "rows", "charge", "close")),
     "messages": (
         *(
             (records, name)

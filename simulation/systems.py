@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.privacy import Noise, Release, mu_for_epsilon, release_nothing, sigma_of
+from dpfact_flower.privacy import Noise, mu_for_epsilon, release_nothing, sigma_of
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import slot_totals
@@ -53,7 +53,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
         After each round in which every site has its own model. In patient mode, this is only the
         last round.
     """
-    released: list[dict[int, Release]] = [{} for _ in cohort.sites]
+    released: list[dict[int, Any]] = [{} for _ in cohort.sites]
     kept = [JobState(release=own.get) for own in released]
     patient, seconds = coordinator.privacy.privacy == "patient", 0.0
     for number in range(1, coordinator.rounds + (1 if own_refit or not patient else 0)):
@@ -70,8 +70,8 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
             measured = outcome.measures
             seconds += measured.seconds if measured else time.perf_counter() - began
             kept[place] = replace(kept[place], state=outcome.state)
-            released[place][number] = outcome.release
-            replies.append(SiteReply(site.name, outcome.release.arrays))
+            released[place][number] = release = cast(Any, outcome.release)
+            replies.append(SiteReply(site.name, release.arrays))
             outcomes.append(outcome)
         began = time.perf_counter()
         sums = _sums(coordinator, number, outcomes) if request.secure else None

@@ -51,9 +51,9 @@ Flower itself would wait for two hours."""
 class OwnSuperNode:
     """The address of a SuperNode, used only if the listening process belongs to the given user.
 
-    No secret proves the SuperNode's identity. While the SuperNode is down, another process could
-    bind the SuperNode's port and spend the hospital's privacy budget on its own requests. Therefore
-    the listening process is checked before each request, and again before the answer is read. Each
+    No secret proves a SuperNode's identity. While the SuperNode is down, another process could bind
+    the SuperNode's port and spend the hospital's privacy budget on its own requests. Therefore the
+    listening process is checked before each request, and again before the answer is read. Each
     connection serves one request, because an open connection may lead to a different process.
     """
 

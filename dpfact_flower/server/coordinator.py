@@ -201,7 +201,7 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        In secure sums, the replies contain no arrays. `sums` then contains the slots' totals, or is
+        With secure sums, replies contain no arrays. `sums` then contains the slots' totals, or is
         empty if the sum failed. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """

@@ -14,6 +14,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
     """Return a function that runs mode none with the given loss."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
-        scale = "patient" if loss == "squared" else "counts"
+        scale: Any = "patient" if loss == "squared" else "counts"
         solver = SolverSettings(
             rank=rank, solver="psgd", loss=loss, scale=scale, tau=2, relative_l21=0.0
         )
@@ -121,16 +122,18 @@ def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
     """Return a function that fits pooled patients with pyttb's Adam on stratified samples."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
-        import pyttb  # noqa: PLC0415 - only for comparison
+        # pyttb is only for comparison.
         from pyttb.gcp.handles import Objectives  # noqa: PLC0415
         from pyttb.gcp.optimizers import Adam  # noqa: PLC0415
+        from pyttb.gcp_opt import gcp_opt as fit  # noqa: PLC0415
+        from pyttb.sptensor import sptensor  # noqa: PLC0415
 
         whole = _stacked([site.tensor for site in cohort.sites])
         values = np.ones(whole.nnz) if loss == "bernoulli" else whole.values.astype(np.float64)
-        tensor = pyttb.sptensor(whole.indices.astype(np.int64), values[:, None], whole.shape)
+        tensor = sptensor(whole.indices.astype(np.int64), values[:, None], whole.shape)
         objective = {"poisson": Objectives.POISSON, "bernoulli": Objectives.BERNOULLI_ODDS}[loss]
         np.random.seed(seed)  # noqa: NPY002 - pyttb draws from this
-        model, _, _ = pyttb.gcp_opt(
+        model, _, _ = fit(
             tensor, rank, objective, Adam(max_iters=epochs), printitn=0, init="random"
         )
         return tuple(factor.astype(np.float32) for factor in model.factor_matrices[1:])

@@ -49,7 +49,7 @@ def ties(model: Factors, pairs: NDArray[np.bool_]) -> NDArray[np.float64]:
         leading = np.sort(factor, axis=0)[-_LEADING:][0]
         kept = np.where(factor >= leading, factor, 0).astype(np.float64)
         shares.append(kept / kept.sum(axis=0))
-    return np.einsum("jr,jk,kr->r", shares[0], pairs.astype(np.float64), shares[1])
+    return np.asarray(np.einsum("jr,jk,kr->r", shares[0], pairs.astype(np.float64), shares[1]))
 
 
 def likeness(model: Factors) -> NDArray[np.float64]:

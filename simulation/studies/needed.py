@@ -26,7 +26,8 @@ def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float)
     """Return the smallest total number of patients for which a plan's verdict is "good"."""
     settings = PrivacySettings(epsilon=epsilon, delta=1e-5, patients=_ASKED)
     signal = plan_patient(settings, sizes=sizes, rank=rank, sites=sites).outlook.signal
-    return math.ceil(_ASKED * GOOD_STRENGTH / (signal * math.sqrt(rank)))
+    needed: int = math.ceil(_ASKED * GOOD_STRENGTH / (signal * math.sqrt(rank)))
+    return needed
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:

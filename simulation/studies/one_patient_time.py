@@ -147,7 +147,7 @@ def seconds_of_run(path: Path, like: SiteData, folder: Path, rank: int) -> dict[
     found = {}
     for kind, request in requests(rank).items():
         wire = request.to_wire()
-        client = DPFactClient(_Once(path, like), settings)
+        client = DPFactClient(_Once(path, like), settings)  # type: ignore[arg-type]
         began = time.process_time()
         client.fit(*wire)
         found[kind] = time.process_time() - began

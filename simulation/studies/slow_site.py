@@ -16,10 +16,11 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from statistics import mean, median
-from typing import Any, cast
+from typing import Any
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.summarise import shared_error
+from dpfact_flower.privacy import Release
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
 from dpfact_flower.server.on_arrival import OnArrival
@@ -60,6 +61,7 @@ class _Players:
         work = ElasticRound(site.vocabularies, request, site=name, simulation=True)
         outcome = work.run(site, JobState(self._states[name]))
         self._states[name] = outcome.state
+        assert isinstance(outcome.release, Release)
         return SiteReply(name, outcome.release.arrays)
 
 
@@ -67,7 +69,8 @@ def coordinator(
     cohort: Cohort, kind: type[Coordinator], rank: int, settings: dict[str, Any]
 ) -> Coordinator:
     """Return the server of a run without noise."""
-    run = RunSettings(aggregation=cast(Any, kind.aggregation), sites=len(cohort.sites), **settings)
+    aggregation: Any = "async" if issubclass(kind, OnArrival) else "sync"
+    run = RunSettings(aggregation=aggregation, sites=len(cohort.sites), **settings)
     return kind(
         [len(vocabulary) for vocabulary in cohort.vocabularies],
         solver=SolverSettings(rank=rank), privacy=PrivacySettings(privacy="none"), run=run,

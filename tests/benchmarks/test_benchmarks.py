@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.parts import PARTS
 from benchmarks.rows import LOST, TARGETS_FOR, Row, Timing, show
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,11 @@ def results(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out, done.stdout
+
+
+def test_all_functions_whose_seconds_are_added_up_exist():
+    missing = [name for its in PARTS.values() for owner, name in its if name not in vars(owner)]
+    assert missing == []
 
 
 def test_an_absolute_target_says_which_machine_it_is_for(capsys):

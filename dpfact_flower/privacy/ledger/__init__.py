@@ -10,7 +10,7 @@ released values to disk. With SQLite's rollback journal (journal_mode DELETE), t
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
 by deleting the journal. Without ``synchronous=EXTRA``, a power loss could undo this deletion, and
 the row would be lost. A new ledger is first written to a temporary file, so an empty or truncated
-ledger always means damage. In simulations (`durable` is False), the system decides when to write.
+ledger always means damage. In simulations (`durable` is False), the operating system may wait.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
