@@ -137,7 +137,7 @@ def _for_share(chance: Floats) -> Floats:
     The share of absent phenotypes is estimated by expectation maximisation (Saerens et al. 2002).
     """
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
-    for _ in range(50):
+    for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)
         share = max(_USUAL, corrected.mean())
     return np.asarray(corrected)

@@ -361,4 +361,4 @@ def _certainty(summary: Summary) -> str:
         return ""
     likely = sum(certainty((), chance) == LIKELY for chance in chances)
     found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
-    return found if likely else f"{found}; a lower rank may help (auto-rank finds it)"
+    return found if likely else f"{found}; a lower rank may help (auto-rank looks for one)"

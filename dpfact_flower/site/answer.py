@@ -119,8 +119,8 @@ class Site:
             release = release_unprotected(state.factors[1:])
         elif not request.anchors:  # rounds of a start leave no state
             with self._reading_patients(request, progress):
-                data = self._hospital.source.read()
-                release = _sent(compute(admission.work, data, JobState()).release, None)
+                outcome = compute(admission.work, self._hospital.source.read(), JobState())
+                release = _sent(outcome.release, None)
         if release is None:
             check_follows(request, row)  # raises an error: the round is over
         assert release is not None
@@ -172,13 +172,14 @@ class Site:
         store, last, kept = hospital.store(request.job, fingerprint), admission.last, JobState()
         if last is not None:
             kept = JobState(store.load(last.round), partial(ledger.release_of, last.job))
+        has_noise = request.privacy.privacy != "none" or admission.work.cost()
         outcome = compute(admission.work, data, kept)
         admission.free_disk()
         if outcome.state is not None:
             store.save(outcome.state)
         release = outcome.release
-        has_noise = request.privacy.privacy != "none" or admission.work.cost()
-        if has_noise and len(release.arrays) > len(release.events):
+        sizes = [array.size for array in release.arrays]
+        if has_noise and sizes != [event.count for event in release.events]:
             raise StateError("the rule releases values without noise")
         sent = _sent(release, admission.secure)
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
@@ -229,8 +230,9 @@ def _check_charged(row: LedgerRow, release: Release | Share) -> None:
 
 def compute(work: RoundWork, data: SiteData, kept: JobState) -> RoundOutcome:
     """Run a round. Refuse the outcome if it costs more than `work.cost()` announced."""
+    announced = _costs(work.cost())  # before the rule sees any data
     outcome = work.run(data, kept)
-    announced, spent = _costs(work.cost()), _costs(outcome.release.events)
+    spent = _costs(outcome.release.events)
     if any(s > a * (1 + 1e-12) for s, a in zip(spent, announced, strict=True)):
         raise StateError("the rule releases more than it announced")
     return outcome

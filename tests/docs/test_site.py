@@ -23,7 +23,7 @@ def site(tmp_path_factory) -> Path:
 
 
 MADE = ("objects", "commands")
-"""Folders of generated pages. One page of each is checked for access, and in `make test` at all."""
+"""Folders of generated pages. axe-core checks one page of each, and `make test` opens no other."""
 COLOURS = "privacy.html"
 """The page on which `make test` checks colour contrast, because it has all elements of the
 theme."""

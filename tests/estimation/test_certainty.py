@@ -69,6 +69,16 @@ def test_only_phenotypes_that_return_are_counted_and_where_they_are_few_none_is_
     assert min(certainty.false_discovery(own, fits(mostly, mostly), 2.0)) > 0.1
 
 
+def test_chances_rise_with_the_share_of_absent_phenotypes_alone():
+    few, many = np.full(10, 0.34), np.repeat([0.2, 0.6], [4, 6])
+    np.testing.assert_allclose(certainty._for_share(few), few)
+    raised = certainty._for_share(many)
+    odds = raised / (1 - raised) * (1 - many) / many  # all by one factor, that of the share
+    share = raised.mean()
+    np.testing.assert_allclose(odds, share / (1 - share) * 0.65 / 0.35, rtol=1e-6)
+    assert share > many.mean()
+
+
 def test_a_phenotype_that_may_be_a_part_of_another_is_doubted_where_patients_have_many_cells():
     own = model()
     own[1][:, 1] = own[1][:, 0]

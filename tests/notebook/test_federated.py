@@ -126,9 +126,9 @@ def test_what_is_counted_and_logged_names_frames(caplog):
 
 def test_frames_by_site_count_what_they_left_out():
     odd = HERE.assign(patient=["7", "7", "7", "007", "007"])
-    sites = {"north": pd.concat([HERE, HERE.tail(1)]), "south": odd}
+    sites = {"0north": pd.concat([HERE, HERE.tail(1)]), "0south": odd}
     cohort = as_cohort(sites)
-    assert [site.name for site in cohort.sites] == ["north", "south"]
+    assert [site.name for site in cohort.sites] == ["0north", "0south"]
     what = "identifiers that differ from another only in leading zeros, a final .0 or case"
     assert ("patients", what, 2) in cohort.read_report
     assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report

@@ -282,6 +282,7 @@ def test_hospitals_share_one_noise_and_spend_their_budget_once(federation, cohor
         with pytest.raises(RunFailedError):  # every hospital has spent its budget
             superlink.run(APP, {**config, "out": str(folder / "second")})
         assert [rows_of(each.state("sums")) for each in federation.hospitals] == spent
+        assert any("max-epsilon is" in each.log("dpfact-site") for each in federation.hospitals)
         for each in federation.hospitals:
             assert faults_of(each) == []
         each = federation.hospitals[0]

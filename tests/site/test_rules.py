@@ -120,16 +120,34 @@ def test_a_rule_that_announces_noise_and_adds_none_is_refused_in_mode_none_too(
     assert not rows_of(tmp_path)
 
 
-def test_an_array_beside_those_that_are_charged_is_refused(data, tmp_path, caplog):
+@pytest.mark.parametrize(
+    "more",
+    [lambda one: (one, one[:3]), lambda one: (np.append(one, one[:3]),)],
+    ids=["another array", "a longer array"],
+)
+def test_values_beside_those_that_are_charged_are_refused(data, tmp_path, caplog, more):
     class Liar(Counts):
         def run(self, data, kept):
             made = self.counts(data.tensor, SIGMA)
-            return RoundOutcome(replace(made, arrays=(*made.arrays, np.ones(3, np.float32))))
+            return RoundOutcome(replace(made, arrays=more(*made.arrays)))
 
     site_rules.register("counts", Liar)
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
     assert "the rule releases values without noise" in caplog.text
+    assert not rows_of(tmp_path)
+
+
+def test_what_a_rule_announces_after_it_saw_the_data_does_not_count(data, tmp_path, caplog):
+    class Liar(Counts):
+        def run(self, data, kept):
+            self.said = self.sent = SIGMA / 2
+            return super().run(data, kept)
+
+    site_rules.register("counts", Liar)
+    with pytest.raises(RoundFailedError):
+        make_site(data, tmp_path).answer(request())
+    assert "the rule releases more than it announced" in caplog.text
     assert not rows_of(tmp_path)
 
 

@@ -77,9 +77,8 @@ _ODD_CODES = {
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
 """SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
-_ODD_PEOPLE = """(FROM people QUALIFY count(*) OVER (
-    PARTITION BY regexp_replace(regexp_replace(lower(patient), '[.,]0+$', ''), '(^|/)0+', '\\1')
-    ) > 1)"""
+_ODD_PEOPLE = """(FROM people QUALIFY count(*) OVER (PARTITION BY
+    regexp_replace(regexp_replace(lower(patient), '[.,]0+$', ''), '(^|/)0+', '\\1', 'g')) > 1)"""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
