@@ -330,7 +330,10 @@ def test_codes_in_both_forms_of_unicode_are_one(tables, write):
 def test_offsets_become_utc(tables, write):
     """The first event is at 08:00, so the window ends 30 days later at 08:00 UTC."""
     rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02,out\n1,2024-01-31 08:00Z,in2\n"
+    rows += "1,2024/01/31 08:00:00.5 UTC,in3\n1,2024/01/31 08:01 UTC,out2\n"  # as BigQuery exports
     cells = cells_with(tables, write("d.csv", "patient,time,code\n" + rows))
+    assert ("north", "1", "3605", "in3") in cells
+    assert ("north", "1", "3605", "out2") not in cells
     assert ("north", "1", "3605", "in") in cells
     assert ("north", "1", "3605", "in2") in cells
     assert ("north", "1", "3605", "out") not in cells
