@@ -103,7 +103,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Run the checks that `fit` makes before it reads patients' data, without any charge."""
+        """Run the checks that `fit` makes before it reads patients' data. Use no privacy budget."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
@@ -161,7 +161,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Report whether this site would answer a round. Read no patient's data, and charge nothing."""
+    """Report whether this site would answer a round, without data access or privacy cost."""
     return _answered(message, context, DPFactClient.preflight)
 
 

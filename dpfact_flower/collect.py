@@ -1,10 +1,10 @@
 """Send requests and preflight checks to sites, and repeat requests that were lost.
 
 A site's process may exit after it has charged its budget for a release but before it replies. The
-site then answers a repeated request from its ledger without a second charge. The server therefore
-repeats requests to sites that Flower reports as lost until the round ends. A SuperNode whose
+site then answers a repeated request from its ledger without a second charge. Until the round ends,
+the server therefore repeats requests to sites that Flower reports as lost. A SuperNode whose
 connection breaks during a transfer loses the message without reporting an error. Halfway through
-the round, the server therefore sends every site that has not replied its request once more.
+the round, the server therefore repeats the request to every site that has not replied.
 """
 
 import math
@@ -69,9 +69,9 @@ class RoundPolicy(NamedTuple):
 class InFlight:
     """A request to a node, together with the node's replies.
 
-    `group` is Flower's `group_id` for the round, and `who` is the caller's name for the site.
-    `waiting` contains the IDs of messages that may still get a reply. `seconds` is the time from
-    the request to the first reply without an error.
+    `group` is Flower's `group_id` for the round, and `who` is the site's name in an asynchronous
+    run. `waiting` contains the IDs of messages that may still get a reply. `seconds` is the time
+    from the request to the first reply without an error.
     """
 
     content: RecordDict
@@ -88,8 +88,8 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent for the first time or again.
 
-        A site that runs out of time replies with a `RoundFailedError`. If the site is asked again,
-        its release may be ready.
+        A site that runs out of time replies with a `RoundFailedError`, but keeps its release for a
+        second request.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -103,7 +103,7 @@ class InFlight:
 
 
 class Exchange:
-    """The requests to all nodes, with their replies. `send` reports each message to `sent`."""
+    """The requests to all nodes, with their replies. `send` calls `sent` with each message."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent

@@ -28,12 +28,12 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """Sends requests and receives replies in a run's asynchronous part, after its first rounds.
+    """Sends requests and receives replies in the asynchronous rounds that follow a run's start.
 
     Nodes in `left_out` never get a request. `read` checks whether a node's reply has the given
     shapes, adds the site's name to `names`, and returns the reply or the reason why it cannot be
     used. `wait` waits for the quorum up to a time limit, and returns the connected nodes that are
-    not left out. `wait(True)` waits for all expected sites, and ends the run without a quorum.
+    not left out. `wait(True)` waits for all expected sites, and ends the run if there is no quorum.
     """
 
     grid: Grid

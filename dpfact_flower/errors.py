@@ -1,7 +1,7 @@
 """The exceptions that this package defines and raises.
 
 The text of an error never contains a patient's data, so the site may log this text. Flower passes
-the text of an exception to the server verbatim, so only an exception's `code` reaches Flower.
+an exception's text to the server verbatim, so Flower gets only the exception's `code`.
 """
 
 from typing import ClassVar
@@ -57,7 +57,7 @@ class PrivacyRefusedError(DPFactError, PermissionError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Raised when a round fails after patients' data was read. One code hides the cause."""
+    """Raised when a round fails after patients' data was read. The code hides the cause."""
 
     code = "failed"
 

@@ -40,7 +40,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Collect the keys of the sites that take part in sums. A resumed run reads saved ones."""
+        """Collect the keys of the sites in secure sums, or read a resumed run's keys from disk."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         if coordinator.resumed and self._read():
@@ -68,7 +68,7 @@ class SecureRounds:
         )
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Return the requests that begin a round. In a secure sum, nodes without a key get none."""
+        """Return the requests that begin a round. Secure sums leave out nodes without keys."""
         coordinator = self._coordinator
         self.current, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -97,7 +97,7 @@ class SecureRounds:
         """Finish the sum from the first attempt's replies. Return replies, failures and totals.
 
         There is one total for each slot (group of sites). If the sum fails, there are no totals,
-        and the first list has the sites that were charged.
+        and the replies name only the sites that were charged.
         """
         assert self.current is not None
         adding, request = self.current, self._coordinator.request(number)

@@ -327,7 +327,7 @@ class AppSettings(Settings):
 
     @property
     def sites_folder(self) -> Path:
-        """Folder for the sites' own files in a simulation, which is never in the run's folder."""
+        """Folder outside the run's folder, for the sites' own files in a simulation."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")

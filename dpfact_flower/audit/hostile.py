@@ -1,4 +1,4 @@
-"""Hostile patients and server input, made to change a release by more than its sensitivity."""
+"""Patients and server requests designed to change a release by more than its sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) 
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with values proportional to products of a phenotype's largest weights."""
+    """Return a patient whose values are the outer product of a phenotype's largest weights."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -164,10 +164,10 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return the server's input for a trial. Trials cycle through all `FACTORS` and `STARTS`.
+    """Return hostile input for a trial, made from one of `FACTORS` and one of `STARTS`.
 
-    Every second trial requests a ridge penalty, because a server may always request one. The
-    penalty's strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
+    Every second trial requests a ridge penalty, as a server could do in any run. The penalty's
+    strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]

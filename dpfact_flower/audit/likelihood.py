@@ -58,8 +58,8 @@ class Estimate(NamedTuple):
 class _Game:
     """The two data sets (with and without the canaries), and the adversary's knowledge.
 
-    `sums` maps each release to the total without the canaries (in grid units) and the canaries'
-    contribution (in standard deviations of the noise).
+    `sums` maps each release to the integer total without the canaries, and to the canaries'
+    contribution divided by the standard deviation of the noise.
     """
 
     target: AuditTarget
@@ -77,7 +77,7 @@ def audit_likelihood(
 
     The first finding is the estimated mu of the whole run minus the mu in the ledger, in standard
     errors of the estimate. The second is the worst such difference for a single release. The third
-    is the smallest ratio, over all releases, of a canary's norm to the sensitivity.
+    is the smallest share of the sensitivity that a canary's contribution reaches in any release.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -163,7 +163,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
+    """Return a transcript with one phenotype of the canaries' codes and one of the others."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5

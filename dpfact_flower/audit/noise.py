@@ -1,7 +1,7 @@
 """Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
-values of `bound`, because with a bound of 1, using the variance by mistake would go unnoticed. The
+values of `bound`, because squaring the bound by mistake would go unnoticed if the bound is 1. The
 audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
 also compares the answers that a site gives before and after losing its state. Noise is compared at
 every lag, so a restarted random number generator is noticed.
@@ -33,7 +33,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise in one release, as a (jobs, values) array for each of `_STREAMS`."""
+    """The standardised noise in a release: one (jobs, values) array for each site in `_STREAMS`."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -162,7 +162,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return, for every lag, the sum of all rows' products, and the number of products per row."""
+    """Return, for every lag, the paired rows' summed cross-correlation and the overlap's length."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)

@@ -36,7 +36,7 @@ def audit(
     seed: int = 0,
     watch: ProgressCallback = no_progress,
 ) -> tuple[Finding, ...]:
-    """Audit patient mode with a site's settings and data.
+    """Audit privacy mode `patient` with a site's settings and data.
 
     The audit uses at most 200 patients of one site, by default the first site of a cohort. A noise
     seed in the settings is reported but not used. The site's ledger is checked only if `state_dir`

@@ -86,7 +86,7 @@ def _totals(
 
 
 def _share(moved: Integers, release: PlannedRelease) -> Fraction:
-    """Return the change's squared norm as an exact fraction of the squared sensitivity."""
+    """Return the squared norm of `moved` as an exact fraction of the squared sensitivity."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(release.sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

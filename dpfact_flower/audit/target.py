@@ -1,7 +1,7 @@
 """The audited site and run, and a simulated site that runs the real code.
 
-The auditor chooses the `Transcript`: the requests and the earlier releases. A `SimulatedSite` runs
-`PatientRound`, the code of a real site, on one data set.
+A `Transcript` contains the requests and earlier releases that an audit chooses. A `SimulatedSite`
+runs `PatientRound`, the code of a real site, on one data set.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class AuditTarget:
         *,
         relative_l21: float = 0.0,
     ) -> "Transcript":
-        """Return a server's requests for a run, which send `anchors` where factors are needed."""
+        """Return the transcript of a run in which the server sends `anchors` as the factors."""
         solver, requests = replace(self.solver, relative_l21=relative_l21), {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)
@@ -120,7 +120,7 @@ class SimulatedSite:
         self.kept = JobState(release=self._released.get)
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """Run a round as a real site would, and return the sum in grid units and the release."""
+        """Run a round as a real site would, and return the integer sum and the noisy release."""
         request = replace(self._transcript.requests[planned.round], job=self._job)
         work = PatientRound(self._site.vocabularies, request, site=self._name, simulation=False)
         total = work.bounded(self._site, planned, self.kept).total.copy()

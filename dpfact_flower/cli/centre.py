@@ -37,10 +37,10 @@ def centre_init(
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9190,
     renew: Annotated[
-        bool, Option("--renew", help="Only renew the certificate, for another two years.")
+        bool, Option("--renew", help="Only renew the server's certificate, for two years from now.")
     ] = False,
 ) -> None:
-    """Write a centre's files: certificates, systemd unit, proxy, connection.
+    """Write a centre's certificates, systemd unit, proxy configuration and Flower configuration.
 
     NAME is the DNS name or address at which hospitals reach the centre.
     """
@@ -68,12 +68,12 @@ def centre_init(
 def centre_admit(
     public_key: Annotated[Path, Argument(metavar="NAME.pub")],
     folder: opt.Home = opt.HOME,
-    fingerprint: Annotated[str, Option(help="Fingerprint read to you (default: ask).")] = "",
+    fingerprint: Annotated[str, Option(help="Fingerprint from the hospital (default: ask).")] = "",
 ) -> None:
-    """Register a hospital's key under its name, after you compare fingerprints by telephone.
+    """Register a hospital's key, after you compare fingerprints by telephone.
 
-    NAME.pub is the file that dpfact site init wrote. The file must be named after the hospital,
-    because that name is tied to the key. The centre must be running.
+    NAME.pub is the file that dpfact site init wrote at the hospital. NAME must be the hospital's
+    name, because the key is registered under NAME. The centre must be running.
     """
     from dpfact_flower.runtime.installation import node_key_print
 
@@ -92,9 +92,9 @@ def centre_admit(
 
 
 def superlink(context: typer.Context) -> None:
-    """Run Flower's SuperLink with flower-superlink's options, and stop if its helper process stops.
+    """Run a SuperLink with flower-superlink's options, and exit if the SuperLink's helper exits.
 
-    Without the helper, flower-superlink would keep running, but every run would stay pending.
+    The helper process starts the runs. Without the helper, every run would stay pending.
     """
     run_superlink(context.args)
 
@@ -102,17 +102,17 @@ def superlink(context: typer.Context) -> None:
 def submit(
     connection: Annotated[str, Argument()],
     out: opt.Out,
-    vocabulary: Annotated[str, Option(help="Code lists, one per mode, as in a.json,b.json.")],
+    vocabulary: Annotated[str, Option(help="Code list files, one per mode, as in a.json,b.json.")],
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Start a run on a deployed federation, follow it, and report its result as the exit code.
+    """Start a run on a deployed federation, print the run's log, and wait until the run ends.
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
-    The run's log is printed (with --json, to standard error). Exit codes: 0 finished, 1 failed, 2
-    start not confirmed, 4 result not reported by the SuperLink. After Ctrl-C, the run continues.
+    With --json, the log goes to standard error. Exit codes: 0 finished, 1 failed, 2 error or start
+    not confirmed, 4 result not reported by the SuperLink. After Ctrl-C, the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 
@@ -142,8 +142,7 @@ def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
     """Show a deployed run's progress and sites, and the epsilon of each site's replies.
 
     FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon
-    counts only replies that arrived. If a charged reply was lost, only the site's own ledger shows
-    the cost, and this table may show - instead.
+    covers only replies that arrived. Only the site's own ledger shows the cost of a lost reply.
     """
     from dpfact_flower.server.status import run_status
 

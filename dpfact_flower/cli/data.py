@@ -23,13 +23,13 @@ from dpfact_flower.data.tables import Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
 
-Top = Annotated[str, Option(help="Most frequent codes to keep in each mode, e.g. 202x316; 0: all.")]
+Top = Annotated[str, Option(help="Keep the N most frequent codes per mode, e.g. 202x316; 0: all.")]
 Window = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
 Codes = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FILE",
-        help="Public code list (.json, .csv, or one code per line), for every mode or for none.",
+        help="Public code list of a mode (.json, .csv, or a code per line), for all modes or none.",
     ),
 ]
 Rolled = Annotated[
@@ -37,13 +37,13 @@ Rolled = Annotated[
     Option(
         "--roll-up",
         metavar="[NAME=]HOW",
-        help="Replace a mode's codes (default: diagnoses) with groups: icd3, chapter, ccs, first2 "
-        "(the first two characters), or a file of codes and groups.",
+        help="Replace a mode's codes (default: diagnoses; OMOP: conditions) with groups: icd3, "
+        "chapter, ccs, first2 (the first two characters), or a file of codes and groups.",
     ),
 ]
-Name = Annotated[str, Option(help="Public name of the site, or of all sites together.")]
+Name = Annotated[str, Option(help="Public name of the site, or of a cohort of several sites.")]
 Memory = Annotated[str, Option(help="Memory that DuckDB may use before it spills to disk.")]
-Least = Annotated[int, Option(help="Merge sites with fewer patients into the site other.", min=1)]
+Least = Annotated[int, Option(help="Merge sites with fewer patients into one named other.", min=1)]
 
 
 def _options(
@@ -133,7 +133,7 @@ class _Readers(TyperGroup):
         reader = None if cmd_name in self.commands else runner.find_script(cmd_name)
         if reader is None:
             return super().get_command(ctx, cmd_name)
-        alone = typer.Typer()
+        alone = typer.Typer(add_completion=False)
         alone.command(cmd_name)(_command_of(reader))
         return typer.main.get_command(alone)
 
@@ -166,15 +166,15 @@ def data_tns(
     file: Annotated[Path, Argument()],
     out: opt.Out,
     name: Name,
-    patients: Annotated[int, Option(help="Number of the patients' mode (1, 2, ...).", min=1)] = 1,
+    patients: Annotated[int, Option(help="Position of the patient mode (1, 2, ...).", min=1)] = 1,
     modes: Annotated[str, Option(help="The other modes' names, as in procedures,diagnoses.")] = "",
     codes: Codes = None,
     parts: Annotated[int, Option(help="Number of sites, for a simulation.", min=1)] = 1,
     force: opt.Force = False,
 ) -> None:
-    """Read a FROSTT tensor (.tns or .tns.gz) as one site.
+    """Read a FROSTT tensor (.tns or .tns.gz) as one site or, with --parts, as several sites.
 
-    Codes are taken from --codes, by position. By default, codes are numbers from 1.
+    Index 1 means the first code in a mode's --codes list. By default, codes are numbers from 1.
     """
     names = [part.strip() for part in modes.split(",")] if modes else None
     lists = _read_lists(codes, names or [*_read_named("--codes", codes)])
@@ -193,21 +193,21 @@ def data_events(
         Option(
             metavar="NAME=FILE[,COLUMN=NAME]",
             help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
-            "rx_*.csv); give two or more. Name the table's columns with patient=, code=, time=, "
-            "encounter=, description=, and the format of times with time-format=.",
+            "rx_*.csv). Give two or more modes. Name the table's columns with patient=, code=, "
+            "time=, encounter=, description=. Give the format of times with time-format=.",
         ),
     ],
     name: Name,
     window: Window = 30,
     labels: Annotated[
-        Path | None, Option(help="Table with columns patient and died (1: in hospital; else 0).")
+        Path | None, Option(help="Table with columns patient and died (in hospital: 1, else 0).")
     ] = None,
     label: Annotated[
         list[str] | None,
         Option(
             metavar="NAME=FILE[,KEY=VALUE]",
-            help="A label and its table. column= names the label's column (default: NAME), "
-            "patient= the patients' column. missing=0 labels other patients 0. May be repeated.",
+            help="A label and its table; may be repeated. Name the columns with column= "
+            "(default: NAME) and patient=. With missing=0, patients not in the table get label 0.",
         ),
     ] = None,
     sites: Annotated[
@@ -238,8 +238,8 @@ def data_events(
 ) -> None:
     """Read any EHR from one table per feature mode, with one row per event.
 
-    A hospital makes its own file, NAME.npz, with the code lists that all sites
-    agreed on:
+    Each hospital makes its own file, NAME.npz, using the code lists that all
+    sites agreed on:
 
     \b
       dpfact data events --name north --out /srv/dpfact \\
@@ -251,10 +251,10 @@ def data_events(
       patient,time,code         patient,time,code
       17,2024-03-01,3605        17,2024-03-05 09:30,41401
 
-    Codes at most --window days apart occur together. In this example, there is
-    one such pair. With --window 0, codes in the same encounter occur together,
-    and tables need a column encounter instead of time. If a table has
-    both, a code counts once per encounter and time. A repeated row counts once.
+    Two codes co-occur if they are at most --window days apart. The tables above
+    contain one such pair. With --window 0, codes in the same encounter co-occur,
+    and tables need a column encounter instead of time. If a table has both
+    columns, a code counts once per encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.

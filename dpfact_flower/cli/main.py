@@ -43,8 +43,8 @@ _SETTINGS: dict[str, type[Settings]] = {
 def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
-    The tables show the library's defaults. dpfact run, simulate and submit use the Flower App's
-    config instead. Settings with a different default in that config are listed at the end.
+    The tables show the library's defaults. Runs and dpfact audit take defaults from the Flower
+    App's config instead. Settings with a different default in that config are listed at the end.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():
@@ -100,7 +100,7 @@ def every_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Learn phenotypes from several hospitals' patients, with Flower and differential privacy.
+    """Learn phenotypes from patients of several hospitals, with Flower and differential privacy.
 
     Start with dpfact demo. To see a command's help, add --help, as in dpfact run --help.
     """

@@ -59,7 +59,7 @@ Out = Annotated[
     Path, Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
-Force = Annotated[bool, Option("--force", help="Replace the folder's content.")]
+Force = Annotated[bool, Option("--force", help="Replace earlier results in the folder.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the whole log, including Flower's.")]
 Quiet = Annotated[bool, Option("--quiet", "-q", help="Show only results, no progress.")]
 Folder = Annotated[Path, Argument()]

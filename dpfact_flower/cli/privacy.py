@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ledger_app = typer.Typer(
     name="ledger",
-    help="Show and check a site's record of releases, which stays at the site.",
+    help="Show, check, copy or restore a site's record of releases, which stays at the site.",
     no_args_is_help=True,
 )
 _EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
@@ -47,9 +47,9 @@ def plan(
     settings: opt.Set = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Plan a run in patient mode from public facts: releases, noise, cost and expected quality.
+    """Show the releases, noise, cost and expected quality of a planned run in patient mode.
 
-    The command reads no data and spends no budget. The server and the sites derive the same plan.
+    The command reads no data and spends no budget. A run with the same settings has this plan.
     """
     from dpfact_flower.privacy.patient.outlook import delta_warning
     from dpfact_flower.privacy.patient.plan import plan_patient
@@ -227,9 +227,9 @@ def show(
 
 @ledger_app.command()
 def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
-    """Check the ledger's file, hash chain, released bytes and costs.
+    """Check that a ledger's file, hash chain and released bytes are intact.
 
-    FOLDER is the site's folder or its state-dir. The exit code is 1 if a check fails.
+    FOLDER is the site's folder or state-dir. The exit code is 1 if a check fails.
     """
     from dpfact_flower.privacy.ledger import Head, Ledger
 
@@ -259,9 +259,9 @@ def backup(
     to: Annotated[Path, Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
-    """Copy a whole ledger, check the copy, and print its head, even while the site is running.
+    """Copy a ledger, check the copy, and print the copy's head (number of rows, newest hash).
 
-    FOLDER is the site's folder or its state-dir. Run this command as the ledger's owner.
+    FOLDER is the site's folder or state-dir. Run as the ledger's owner. The site may be running.
     """
     from dpfact_flower.privacy.ledger import back_up
 
@@ -275,10 +275,10 @@ def restore(
     folder: opt.Folder,
     noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
-    """Restore a lost ledger from a backup that has every row up to a given head.
+    """Restore a lost ledger from a backup that has all rows up to the last head in the site's log.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
-    never replaced. A backup with missing rows is refused, because their cost would be lost.
+    never replaced. A backup with missing rows is refused, because the rows' cost would be lost.
     """
     from dpfact_flower.privacy import ledger
     from dpfact_flower.privacy.ledger import Head
@@ -392,7 +392,7 @@ def audit(
         Path | None, Option(help="The hospital's state-dir, to check its ledger and files as well.")
     ] = None,
     quick: Annotated[
-        bool, Option("--quick", help="Run fewer trials; only gross faults are found.")
+        bool, Option("--quick", help="Run fewer trials, which find only gross faults.")
     ] = False,
     seed: Annotated[int, Option(help="Seed of the audit's choices, not of the noise.", min=0)] = 0,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
@@ -400,7 +400,7 @@ def audit(
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Test patient mode's sensitivity and noise, and run attacks against this mode.
+    """Test the sensitivity and noise of releases in patient mode, and attack these releases.
 
     The audit sends nothing, spends no budget, and writes nothing into the hospital's state-dir. The
     exit code is 1 if a check fails.

@@ -43,8 +43,8 @@ def compare(
 ) -> None:
     """Compare finished runs in a Markdown table and, with --out, on an HTML page.
 
-    The table has a row for each run folder. The page also shows quality against epsilon, and the
-    first run's phenotypes beside their matches in the other runs.
+    The table has a row for each run folder. The page also plots quality against epsilon, and
+    lists the first run's phenotypes beside their matches in the other runs.
     """
     from dpfact_flower.evaluation.comparison import comparison, write_comparison
 
@@ -57,7 +57,7 @@ def export(
     run: opt.Run,
     phenotypes: Annotated[
         Path | None,
-        Option(help="CSV file to write (public): phenotype, title, mode, code, share, certainty."),
+        Option(help="CSV file to write: each phenotype's codes, with shares and certainty."),
     ] = None,
     patients: Annotated[
         Path | None,
@@ -68,12 +68,11 @@ def export(
         Option(help="A .npz file of a site or of new patients, or a cohort's folder."),
     ] = None,
 ) -> None:
-    """Write a run's phenotypes, or the phenotypes of a site's patients, as CSV.
+    """Write a run's phenotypes, or each patient's phenotype scores, as CSV.
 
-    RUN is the run folder. The --phenotypes file is as public as the model. For --patients, each
-    patient in --data is fitted to the phenotypes. No privacy guarantee covers the --patients file,
-    so it must stay at the hospital. Only the file's owner can read it. A site that took part in the
-    run needs only global_model.npz and config.toml in RUN.
+    RUN is the run folder, or a folder with a run's global_model.npz and config.toml. The
+    --phenotypes file is as public as the model. No privacy guarantee covers the --patients file:
+    keep this file at the hospital. Only the files' owner can read the files.
     """
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
@@ -157,13 +156,13 @@ def review(
 ) -> None:  # fmt: skip
     """Check a phenotype against charts at the hospital: make a sheet, then count the verdicts.
 
-    With --data and --phenotype, the command writes STEM.csv for a clinician to fill in, and a page
-    with instructions, STEM.html. Patients are in random order. STEM.key.json has their scores. All
-    three files are about individual patients. No privacy guarantee covers them: keep them at the
-    hospital.
+    With --data and --phenotype, the command writes a sheet for a clinician's verdicts (STEM.csv),
+    instructions (STEM.html) and the patients' scores (STEM.key.json). The sheet lists the patients
+    in random order. No privacy guarantee covers the three files: keep the files at the hospital.
 
     With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
-    and rewrites the report. Shares based on ten or more charts are rounded and recorded too.
+    and rewrites the report. For each half of the charts, the rounded share of confirmed charts is
+    recorded too if the half has ten or more verdicts.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
@@ -213,15 +212,15 @@ def survey(
         Path,
         Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
     ] = Path("survey"),
-    items: Annotated[int, Option(help="Number of phenotypes, half of them made up.")] = 20,
+    items: Annotated[int, Option(help="Maximum number of phenotypes, half of them made up.")] = 20,
     seed: opt.Seed = None,
     read: Annotated[list[Path] | None, Option(help="A sheet to score; may be repeated.")] = None,
 ) -> None:
     """Ask people which phenotypes are real: make a blinded survey, then score the answers.
 
-    STEM.html shows phenotypes of RUN and an equal number of made-up phenotypes. People write their
-    answers into a copy of STEM.csv. Do not open STEM.key.json, which lists the real phenotypes. All
-    three files are made from the model and are as public as the model.
+    STEM.html shows phenotypes of RUN and an equal number of made-up phenotypes. Readers write their
+    answers into a copy of STEM.csv, and must not see STEM.key.json, which says which phenotypes are
+    real. All three files are made from the model and are as public as the model.
 
     With --read ANSWERS.csv, the command reads STEM.key.json and prints each reader's accuracy and
     Cohen's kappa, and the kappa of each pair of readers.

@@ -43,10 +43,10 @@ def run(
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Run a whole federation in this process, without Ray and without a SuperLink.
+    """Run a whole federation in one process, without Ray and without a SuperLink.
 
-    Sites compute in parallel threads. For example: dpfact run --data data/eicu --out runs/eicu -s
-    rank=20 -s epsilon=4
+    Sites compute in parallel threads. The exit code is 3 if the phenotypes explain nothing. For
+    example: dpfact run --data data/eicu --out runs/eicu -s rank=20 -s epsilon=4
     """
     opt.refuse_finished(out, settings, force=force)
     with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
@@ -73,7 +73,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    This command calls flwr run with a temporary SuperLink. The results equal those of dpfact run.
+    This command calls flwr run with a temporary SuperLink. Only the noise differs from dpfact run.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:
@@ -112,10 +112,10 @@ def demo(
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Start here: simulate a run of six made-up hospitals, with noise.
+    """Start here: simulate a run with six made-up hospitals and differential privacy.
 
-    The command needs no preparation, and replaces an earlier demo. The last line of its output is
-    the path of the report.
+    The command needs no preparation, and replaces an earlier demo. The output ends with the path of
+    the report.
     """
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_summary
 
@@ -167,10 +167,10 @@ def init(
     settings: opt.Set = None,
     publisher: Annotated[str, Option(help="Your Flower account, for publishing.")] = "your-name",
 ) -> None:
-    """Write your own Flower project: code, settings, README, Dockerfile.
+    """Create your own Flower project: code, settings, README, Dockerfile.
 
-    FOLDER must be new or empty, and gives the project its name. Settings such as -s epsilon=2 -s
-    rank=30 are written into the project's pyproject.toml. To run the project, read its README.
+    FOLDER must be new or empty. The project gets the name of FOLDER. Settings such as -s epsilon=2
+    -s rank=30 are written into the project's pyproject.toml. To run the project, read its README.
     """
     from dpfact_flower.runtime.config import RunConfig
 

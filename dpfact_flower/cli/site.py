@@ -41,17 +41,17 @@ def site_init(
     name: Annotated[str, typer.Argument()],
     centre: Annotated[str, Option(help="The centre's name, with :PORT unless the port is 443.")],
     ca: Annotated[Path, Option(help="The file ca.crt from the centre.")],
-    data: Annotated[Path, Option(help="The hospital's .npz file, to be copied.")],
-    max_epsilon: Annotated[float, Option(help="Limit on your patients' epsilon over all runs.")],
+    data: Annotated[Path, Option(help="The hospital's .npz file, which is copied.")],
+    max_epsilon: Annotated[float, Option(help="Limit on each patient's epsilon over all runs.")],
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9200,
     settings: opt.Set = None,
 ) -> None:
-    """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
+    """Write and check a hospital's key, shared secret, settings, data and systemd units.
 
     NAME is the hospital's public name. By default, the hospital takes part only in runs in privacy
-    mode patient, and sends each reply 60 s after the request. Change these and other settings with
-    -s. See the table Site in dpfact settings.
+    mode patient, and sends each reply 60 s or more after the request. Change these and other
+    settings with -s. See the table Site in dpfact settings.
     """
     from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
     from dpfact_flower.site.check import check_site
@@ -95,7 +95,7 @@ def site_answer(
         str, Option(help="The SuperNode's host: this machine or a container.")
     ] = "127.0.0.1",
     node_user: Annotated[
-        str, Option(help="User who runs the SuperNode; others get no answer (default: you).")
+        str, Option(help="User who runs the SuperNode (default: you); other users get no answer.")
     ] = "",
 ) -> None:
     """Answer a SuperNode's messages with the installed code only, until you stop the command.
@@ -110,7 +110,7 @@ def site_answer(
 
 @site_app.command("connect", **opt.PASSED_ON)
 def site_connect(context: typer.Context) -> None:
-    """Run a SuperNode with the options of flower-supernode, and exit when it goes offline.
+    """Run a SuperNode with flower-supernode's options, and exit when the SuperNode goes offline.
 
     flower-supernode itself would keep running offline, so systemd would not restart it.
     """
@@ -125,8 +125,8 @@ def site_check(
 ) -> None:
     """Check a site's setup, especially whether only the installed code answers messages.
 
-    Run this command as root, who can see all files, while the SuperNode and dpfact site answer are
-    running. The exit code is 1 if a check fails.
+    First start the SuperNode and dpfact site answer. Run this command as root, because only root
+    can read all files. The exit code is 1 if a check fails.
     """
     from dpfact_flower.site.check import check_site
 
@@ -150,7 +150,7 @@ def _show(findings: Sequence[CheckResult]) -> None:
 def metrics(config: opt.Config) -> None:
     """Print JSON for the hospital's monitoring: remaining epsilon, last charge, failures.
 
-    The figures must stay in the hospital. Run this command as the user who runs the executor.
+    Keep the figures at the hospital. Run this command as the user who runs dpfact site answer.
     """
     from dpfact_flower.site.hospital import read_site_settings, site_metrics
 
@@ -160,12 +160,12 @@ def metrics(config: opt.Config) -> None:
 @site_app.command("refit")
 def site_refit(
     config: opt.Config,
-    job: Annotated[str, Option(help="Job of one run (default: all finished runs).")] = "",
+    job: Annotated[str, Option(help="Job of one run (default: all runs not yet refitted).")] = "",
 ) -> None:
-    """Fit the site's own model to its patients, starting from a run's global phenotypes.
+    """Refit phenotypes to the site's own patients, starting from a run's global phenotypes.
 
-    Runs in patient mode do not produce this model. The model is fitted without noise, stays in the
-    job's folder and is never sent. To fit a model again, give its run's job with --job.
+    This command is for runs in patient mode. The new model has no noise, stays at the site in the
+    job's folder, and is never sent. To refit a run again, give the run's job with --job.
     """
     from dpfact_flower.site.hospital import Hospital, read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
@@ -190,7 +190,7 @@ def site_refit(
 def make(
     key: Path, site: Annotated[str, Option(help="This site's name, as the centre knows it.")]
 ) -> None:
-    """Make a long-term key in the file KEY, and print the line that the other sites need.
+    """Make a long-term key in the file KEY, and print the key's public line for the other sites.
 
     Send the line to every other site, but not through the centre, and compare fingerprints by
     telephone. Keep the file KEY secret. The file is never sent.
@@ -212,7 +212,7 @@ def make(
 
 @keys_app.command()
 def show(
-    file: Path, site: Annotated[str, Option(help="This site's name, if FILE is its key.")] = ""
+    file: Path, site: Annotated[str, Option(help="The site's name, if FILE is a site's key.")] = ""
 ) -> None:
     """Show the public line of a key, or the names and fingerprints in a peers file."""
     from dpfact_flower.privacy.secure_sum.keys import fingerprint

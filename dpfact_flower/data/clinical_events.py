@@ -5,8 +5,8 @@ For each feature mode, a reader supplies a relation with four columns and one ro
     patient, encounter and code (text), and time (minutes, BIGINT)
 
 `add_events` stores each event once. Patients, encounters and codes become 64-bit hashes. The tables
-``people`` and ``codes`` keep the original patients and codes. Two originals with the same hash
-raise an error. Encounters are compared only within a patient, so their identifiers are not kept.
+``people`` and ``codes`` keep the original patients and codes. If two originals have the same hash,
+reading fails. Encounters are compared only within a patient, so their identifiers are not kept.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Unless a count is 0, log the count and add it to the read report."""
+    """Log a count and add it to the table ``read_report``, unless the count is 0."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %s: %d", place, what, number)
@@ -85,7 +85,7 @@ def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
 
 
 def table_of(mode: str) -> str:
-    """Return the SQL name of a mode's event table (patient, encounter, time, code)."""
+    """Return the SQL name of a mode's event table (columns patient, encounter, time, code)."""
     return quoted(f"events of {mode}")
 
 
@@ -138,10 +138,10 @@ def replace_codes(
     members: Mapping[str, Sequence[str]],
     texts: Mapping[str, str],
 ) -> tuple[int, int]:
-    """Replace a mode's codes with groups. A patient's group is one event per encounter and time.
+    """Replace a mode's codes with groups of codes. Codes that are in no group are dropped.
 
-    `members` maps groups to their codes, and `texts` maps groups to their descriptions. A code may
-    be in several groups. Drop all other codes. Return the numbers of dropped events and codes.
+    `members` gives each group's codes, and `texts` each group's description. A code may be in
+    several groups. Identical events are merged. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for group, codes in members.items() for code in codes]
     connection.execute(

@@ -119,7 +119,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact` is true, an unnamed code gets the name of the longest named code it begins with.
+    Unless `exact` is true, a code without a name is shortened from the end until a name is found.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -187,7 +187,7 @@ def abbreviates(text: str, name: str) -> bool:
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
     Any other abbreviation must be shorter than the name and contain a shortened word. At least half
-    of its words must match words of the name: in full, without two or more letters, or as initials.
+    of its words must come from the name: whole, with two or more letters left out, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes with names, but not two-digit procedures, which may be ordinary numbers."""
+    """Count the codes with names, except two-digit ICD-9 procedures, which may be plain numbers."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)

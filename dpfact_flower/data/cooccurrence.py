@@ -80,7 +80,7 @@ class Window:
 
     @property
     def column(self) -> str:
-        """Name of the column that places an event in a window: ``encounter`` or ``time``."""
+        """Name of the column that the rule compares first: ``encounter`` or ``time``."""
         return "encounter" if self.same_encounter else "time"
 
     @property
@@ -208,7 +208,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named`` of hashed patients and their sites, with valid, distinct names."""
+    """Create the table ``named`` of hashed patients and their sites, and make site names valid."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create ``mode_<n>``: events of known patients and codes, with the column the window needs."""
+    """Create the table ``mode_<n>`` of events that have a listed code and can be in a window."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

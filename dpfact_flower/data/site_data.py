@@ -300,7 +300,7 @@ class Cohort:
         return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path) -> None:
-        """Write a file for each site and vocabulary, one for `truth`, and finally ``cohort.json``.
+        """Write a file for each site, each vocabulary and `truth`, and finally ``cohort.json``.
 
         An old ``cohort.json`` is deleted first, so the file exists only if the folder is complete.
         """
@@ -397,7 +397,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file, of which only public parts are loaded. `read` loads patients' data."""
+    """A site's data file. Only `read` loads patients' data."""
 
     path: Path
     name: str

@@ -57,7 +57,7 @@ class SyntheticSettings:
     - `shares`: each site's share of the patients
     - `phenotypes`: number of planted phenotypes
     - `local`: share of the phenotypes that exist at only one site
-    - `distinct`: the site (from 1) whose patients differ greatly, as in a NICU; 0: none
+    - `distinct`: number of a site (from 1) with very different patients, like a NICU; 0: none
     - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
@@ -220,7 +220,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
 
 
 def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw the log odds of death: a third of the phenotypes raise, and a sixth lower, the odds."""
+    """Draw phenotypes' effects on the log odds of death: a third positive, and a sixth negative."""
     rank = settings.phenotypes
     raising, lowering = -(-rank // 3), rank // 6
     risk = np.zeros(rank)
@@ -233,7 +233,7 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw each patient's active phenotypes without replacement (the Gumbel trick), as a mask."""
+    """Return a mask of each patient's phenotypes, drawn without replacement (the Gumbel trick)."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
@@ -284,7 +284,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Form all combinations of a window's codes. Return windows (rows,), codes (rows, modes)."""
+    """Combine each window's codes in all ways. Return each combination's window and codes."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:

@@ -162,7 +162,7 @@ def _spill_of(connection: Connection) -> str:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
-    If several match, files precede folders, and short file names long ones.
+    If several match, files take precedence over folders, and shorter file names over longer ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
@@ -181,9 +181,9 @@ class Table(NamedTuple):
     All `columns` are required. Names are in lower case, but the table may use any case. A missing
     `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
-    on these columns are kept. A database sends only rows that meet the further SQL condition
-    `there`, in which ``$schema`` stands for the table's schema. If `null_words` is true, the words
-    of `NO_VALUE` are read as NULL.
+    on these columns are kept. SQLAlchemy databases also apply the SQL condition `there`, in which
+    ``$schema`` stands for the table's schema. If `null_words` is true, the words of `NO_VALUE` are
+    read as NULL.
     """
 
     name: str
@@ -294,8 +294,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
     If the first line is not a header, errors do not quote the line, which may hold a patient's
-    data. DuckDB's header detection is not used, because it can mistake a patient's row for a
-    header. DuckDB also takes a file with an unclosed quote for one column, and renames duplicates.
+    data. DuckDB's header detection is not used: it can mistake a patient's row for a header, reads
+    a file with an unclosed quote as one column, and renames duplicate columns.
     """
     if path.exists() and not path.is_file():  # a pipe's header could not be read a second time
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -358,7 +358,7 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """Return the name for a numbered column and its series, such as ``code[]`` for ``code_1``."""
+    """Return the list name of a numbered column, such as ``code[]`` for ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
@@ -430,7 +430,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for a Parquet file's rows or `Rows`, and SQL that makes each column text."""
+    """Return SQL for a Parquet file's rows or `Rows`, and SQL for each column as text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():

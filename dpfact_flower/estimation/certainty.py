@@ -1,10 +1,10 @@
-"""Estimate, from a run's releases, the chance that a phenotype does not come from the noise.
+"""Estimate, from a run's releases, how likely each phenotype is to exist in other patients.
 
 Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
 as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to the two halves
-therefore agree only where the patients' data makes them agree. If fits from different random
-starting points find a phenotype, other patients probably have the phenotype too.
-docs/explanation/certainty.md explains how far to trust the estimate.
+therefore agree only where the patients' data makes them agree. A phenotype that most of these fits
+contain probably exists in other patients too. docs/explanation/certainty.md explains how far to
+trust the estimate.
 """
 
 import math
@@ -54,9 +54,9 @@ def halves(
 ) -> Iterator[NDArray[np.float32]]:
     """Draw noise z `SPLITS` times, and yield each draw's halves P + z and P - z as matrices.
 
-    `noise` is the standard deviation of the noise in each value of the sum of the packed releases.
-    A half's entries have noise of the same standard deviation, because adding z multiplies the
-    standard deviation by sqrt(2), and unpacking divides it by sqrt(2).
+    `noise` is the standard deviation of the noise in each value of the releases' sum. A half's
+    entries have noise of the same standard deviation, because adding z multiplies the standard
+    deviation by sqrt(2), and unpacking divides it by sqrt(2).
     """
     total = _sum(releases)
     for _ in range(SPLITS):
@@ -71,7 +71,7 @@ def half_patients(
 ) -> SparseTensor:  # fmt: skip
     """Fit a model to one of the `halves`, from a random start. Draw patients from the model.
 
-    If patients with `counts` codes would exceed `_MOST_CELLS`, surrogates get fewer codes.
+    If `counts` would give a patient more than `_MOST_CELLS` cells, the counts are reduced.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -89,7 +89,7 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return how well a phenotype recurs: its mean similarity (0 to 1) to its matches in `fits`.
+    """Return each phenotype's mean similarity (0 to 1) to the matching phenotypes in `fits`.
 
     `fits` contains the factors fitted to all `halves`: one array per mode, of shape (fits, codes,
     phenotypes). The similarity of two phenotypes is the product of their cosines over all modes.
@@ -104,8 +104,8 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     """Return how many distinct phenotypes, at least 1, probably exist in other patients.
 
-    For the arguments, see `false_discovery`. If patients have many cells, phenotypes that the
-    function `alike` pairs count as one.
+    For the arguments, see `false_discovery`. If `cells` exceeds `_MANY_CELLS`, similar phenotypes
+    (see `alike`) count as one.
     """
     with one_blas_thread:
         real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
@@ -114,10 +114,10 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
-    """Return the chance that a noiseless fit to other patients lacks a phenotype, for each one.
+    """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
-    See `returns` for `fits`. `cells` is a typical patient's number of cells. If patients have many
-    cells, phenotypes that the function `alike` pairs get a chance of at least one half.
+    See `returns` for `fits`. `cells` is a typical patient's number of cells. If `cells` exceeds
+    `_MANY_CELLS`, similar phenotypes (see `alike`) get a chance of at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -132,7 +132,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Correct chances if more phenotypes are absent than `_USUAL`, as with too high a rank.
+    """Raise the chances of absence if the share of absent phenotypes seems to exceed `_USUAL`.
 
     The share of absent phenotypes is estimated by expectation maximisation (Saerens et al. 2002).
     """

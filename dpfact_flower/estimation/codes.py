@@ -20,7 +20,7 @@ def kept_codes(
 ) -> Selection:
     """Return, for each mode, the positions of the codes with the largest sums of noisy counts.
 
-    Positions are in ascending order. Between equally frequent codes, the earlier one is kept first.
+    Positions are in ascending order. Of equally frequent codes, the earlier is preferred.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -31,10 +31,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes of each mode a noiseless start pairs, or () if it pairs all codes.
+    """Return how many codes of each mode to pair in a start without noise, or () for all codes.
 
-    If code lists are long, each mode gets an equal share of `_FREQUENT` codes. What a mode with a
-    shorter list does not need is shared among the other modes.
+    If there are more than `_MOST_PAIRED` codes, each mode gets an equal share of `_FREQUENT` codes.
+    A mode with fewer codes than its share leaves the rest to the other modes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

@@ -136,7 +136,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute ``sum_t d_t * (P_t F)`` for a row, with the changes to the block's earlier rows."""
+    """Compute a row of ``sum_t d_t * (P_t F)``, updated for changes to the block's earlier rows."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

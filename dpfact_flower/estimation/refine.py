@@ -8,9 +8,9 @@ over t of ``tr(F (G_t * H) F') / 2 - <M_t, F>``. Refinement on the server is pos
 spends no privacy budget.
 
 For each phenotype, sites are weighted by their estimated usage of the phenotype. Otherwise, the
-other sites' noise would hide a phenotype that occurs at only one site. As in the paper, the update
-is elastic: the factor is pulled toward the previous global factor. The objective (see `Quadratic`)
-is minimised one column at a time, with a soft threshold proportional to the noise.
+other sites' noise would hide a phenotype that occurs at only one site. The update is elastic: it
+pulls the factor toward the previous global factor. The objective (see `Quadratic`) is minimised one
+column at a time, with a soft threshold proportional to the noise.
 """
 
 import math
@@ -81,7 +81,7 @@ def refine_factor(
 ) -> Factors:
     """Use one release per site to update a mode's global factor. The new columns have norm 1.
 
-    The sites computed the releases with these `factors`, and their values have noise of standard
+    The sites computed `releases` with these `factors`. Each released value has noise of standard
     deviation `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise,
     `tau` is the number of elastic passes, and `pull` is the previous factor's weight relative to a
     column's curvature. A column that would become all zero stays unchanged.
@@ -99,11 +99,11 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Combine the sites' noisy problems into a convex one, with `refine_factor`'s arguments.
+    """Combine the sites' least-squares problems into one convex problem (see `refine_factor`).
 
-    Let F0 be the previous factor, Q_t = G_t * H, and Q their sum. A site's residual is ``M_t - F0
-    Q_t``. The target is ``F0 Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0,
-    1], and ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, this is ``sum_t M_t``.
+    Let F0 be the previous factor, Q_t = G_t * H, Q = sum_t Q_t, and residual_t = M_t - F0 Q_t. The
+    target is ``F0 Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0, 1], and
+    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, the target is ``sum_t M_t``.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
@@ -131,8 +131,8 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
     The prior mean is the phenotype's total usage, multiplied by the site's share of all usage. The
-    prior variance is proportional to the site's squared share. Summed over sites and phenotypes,
-    prior variances equal squared deviations from prior means, less noise variances.
+    prior variance is proportional to the site's squared share. The sum of all prior variances
+    equals the sum of squared deviations from the prior means, less all noise variances.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -160,7 +160,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Zero entries of `gram` below the noise level. Return Q, made positive semi-definite."""
+    """Set entries of `gram` below the noise level to 0. Return Q, made positive semi-definite."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads

@@ -2,10 +2,10 @@
 
 All sites' matrices are fitted jointly (`pair_fit`). Because the problem is not convex, the server
 compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
-and then to the separate matrices. A *grown* candidate is built up by adding factors that explain
-most of the residual. Let P be the releases, and let z be fresh noise with the same standard
-deviation as P's noise. Candidates are fitted to P + z / 2 and evaluated on P - 2 z. The noise in
-these two sums is independent (docs/explanation/start.md).
+and then to the separate matrices. A *grown* candidate is built up by adding factors that explain as
+much of the residual as possible. Let P be the releases, and let z be fresh noise with the same
+standard deviation as P's noise. Candidates are fitted to P + z / 2 and evaluated on P - 2 z. The
+noise in these two sums is independent (docs/explanation/start.md).
 """
 
 import logging
@@ -94,7 +94,7 @@ def start_factors(
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Estimate how strongly a site uses each phenotype, with standard deviations.
+    """Return a site's estimated usage of each phenotype, and the estimates' standard deviations.
 
     Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
@@ -123,7 +123,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Return the candidate that best explains the held-out (without noise: all) releases."""
+    """Return the candidate that, fitted to P + z / 2, best explains P - 2 z (see the module)."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
@@ -200,10 +200,10 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add `rank` factors where the residual is largest. Return None if fewer exceed the noise.
+    """Add `rank` factors where the residual is largest. Return None if too few exceed the noise.
 
-    If no new factor of a step exceeds the threshold, the threshold is lowered for later steps.
-    `noise` is the standard deviation of an entry's noise.
+    After a step that adds no factor, the threshold is lowered. `noise` is the standard deviation of
+    an entry's noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -247,7 +247,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains (error reductions) of randomly started power iterations.
 
-    `_TRIES` searches start with equal usages, and one per site with usage only at that site.
+    `_TRIES` searches start with equal usages. For each site, one starts with usage only there.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

@@ -1,11 +1,11 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
 If patients have few codes, the factors that explain co-occurrences differ from the factors that
-explain the patients' data. Refinement would need dozens of charged rounds to remove this
-difference. A fit to surrogate patients removes the difference without any charge, because such a
-fit is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of
-codes in each mode. The probability of drawing a code depends on the codes already drawn (naive
-Bayes). The more codes a typical patient has, the more often two codes are treated as unrelated.
+explain the patients' data. Refinement would need dozens of rounds, at a privacy cost, to remove
+this difference. A fit to surrogate patients removes the difference at no cost, because such a fit
+is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of codes in
+each mode. The probability of drawing a code depends on the codes already drawn (naive Bayes). The
+more codes a typical patient has, the weaker this dependence is.
 """
 
 import math
@@ -29,7 +29,7 @@ _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""
 _UNRELATED = 0.5
-"""Chance that two codes are treated as unrelated in a patient with very many codes."""
+"""Chance, for patients with very many codes, that a code is drawn by frequency only."""
 _CHUNK = 2_000
 """Number of surrogates drawn at a time, and thus the number of values in memory per code."""
 _MOST_CELLS, _MOST_CODES = 64, 8
@@ -101,13 +101,13 @@ def surrogate_patients(
 def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
     """Estimate a patient's mean number of codes in each mode from the co-occurrences `total`.
 
-    The *mass* of a block of `total` is the block's sum. There is a block for each mode and for each
-    pair of modes. Suppose that a patient has k_n codes in mode n, and a cell for every combination
-    of codes. Up to a common scale, the block for modes m and n then has a mass of ``CROSS sqrt(k_m
-    k_n)``. The block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second
-    mass divided by the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. `raised` is the standard deviation
-    of the noise in one entry. Each mass is shifted by the standard deviation of the mass, in the
-    direction that increases the counts. Counts range from 1 to `_MOST_CODES`.
+    `total` has a block for each mode and for each pair of modes. A block's *mass* is the sum over
+    its pairs of codes. Suppose that a patient has k_n codes in mode n, and a cell for every
+    combination of codes. Up to a common scale, the block for modes m and n then has a mass of
+    ``CROSS sqrt(k_m k_n)``. The block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``.
+    If q is the second mass divided by the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. If an entry's
+    noise has the standard deviation `raised`, each mass is shifted by one standard deviation, in
+    the direction that increases the counts. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -126,7 +126,7 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return each code's sum over other modes' codes, and P(row code | column code)."""
+    """Return each code's total co-occurrences with other modes, and P(row code | column code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

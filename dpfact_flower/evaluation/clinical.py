@@ -149,7 +149,7 @@ def dealt(model: Matrices, rng: np.random.Generator) -> Matrices:
 
 
 def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return a mask, (codes, phenotypes), of the leading codes with non-zero weights."""
+    """Return a mask, (codes, phenotypes), of up to five leading codes per phenotype."""
     weights = np.abs(factor)
     order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
     chosen = np.zeros(factor.shape, bool)
@@ -185,7 +185,7 @@ def enrichments(
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
     """Return the AUC with which the cosine of two codes' rows predicts a shared group.
 
-    By chance, the result is 0.5. Modes are compared with each other too. Columns must have norm 1.
+    By chance, the result is 0.5. The codes may be from different modes. Columns must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])

@@ -157,7 +157,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return each quality measure's values by run, and a plot of any values."""
+    """Return each quality measure's values by run, and a plot, or None if there are no values."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -173,7 +173,7 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 
 
 def check_beside(folder: Path, others: Sequence[Path]) -> None:
-    """Refuse runs that cannot confirm a run's phenotypes: the same run, and runs that are noise."""
+    """Raise an error if one of the `others` is the run itself or learned nothing."""
     for other in others:
         if other.resolve() == folder.resolve():
             raise SettingsError(f"beside: {other} is the run itself; give another run")

@@ -2,7 +2,7 @@
 
 A patient's record is scaled to norm 1 and approximated by the shared phenotypes, whose columns have
 norm 1. A score therefore does not depend on how many codes a patient has. A score of 1 means that
-the record consists of the phenotype alone. The thresholds were chosen on separate tuning data.
+the record consists of the phenotype alone. The thresholds below were chosen on separate data.
 """
 
 from typing import Any

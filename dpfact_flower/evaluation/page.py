@@ -42,7 +42,7 @@ STYLE: Any = {  # matplotlib's own type lists every setting's name
 
 
 def library(name: str) -> Any:
-    """Import an optional, slow library. If missing, raise an error that says how to install it."""
+    """Import an optional, slow library, or raise an error that says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:

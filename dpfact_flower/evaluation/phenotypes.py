@@ -118,7 +118,7 @@ def _codes(
 def _tells_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether counts of patients with a code reveal a small count outside a phenotype.
+    """Return whether a code's counts reveal a small count of patients without a phenotype.
 
     `carriers` counts patients with a code, `owners` with the phenotype, and `inside` with both.
     """
@@ -136,7 +136,7 @@ def _share(count: Count, patients: Count) -> float | str:
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Return None if there are no patients, a word if few are not counted, or else `_share`."""
+    """Like `_share`, but return a word for nearly all patients, and None for no patients."""
     if not patients:
         return None
     if patients - count < SMALL <= count:
@@ -240,7 +240,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why there is no coefficient, or None. `label` is that of the phenotype's patients."""
+    """Return why there is no coefficient, or None. `label` covers only the phenotype's patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

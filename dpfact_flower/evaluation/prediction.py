@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
-The number of a patient's codes alone can predict outcomes well, and even random factors have some
-predictive value. Every AUC is therefore shown next to those of two baselines on the same splits:
-codes, and sums of counts. Because scores never leave a site, only simulations have an overall AUC.
+The number of a patient's codes can predict outcomes well, and even random factors have some
+predictive value. Every AUC is therefore shown with those of two baselines: the set of codes, and
+the sum of counts. Scores stay at the sites, so only simulations have an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,11 +37,11 @@ _OVERALL = -1
 def predict_outcome(
     patient_factors: Sequence[ArrayLike], sites: Sequence[SiteData], label: str = DIED
 ) -> OutcomePrediction:
-    """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
+    """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    Each split divides the patients of all sites, stratified by site and label. All AUCs for a split
-    are therefore based on the same test patients. Each column of `patient_factors` must belong to
-    the same phenotype at every site. Sites without the label are left out.
+    Each split divides the patients of all sites, stratified by site and label. All predictors are
+    therefore tested on the same patients. Each column of `patient_factors` must belong to the same
+    phenotype at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -115,7 +115,7 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Take the fourth root of every score to reduce skewness. The root was chosen by tuning."""
+    """Take the fourth root of every score to reduce skewness."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 

@@ -75,14 +75,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the codes with at least a third of the largest weight, which is the first row's."""
+    """Return the codes with at least a third of the first row's weight, which is the largest."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a code's short name: the last level of its description, or else the code itself.
+    """Return a code's short name: the last part of its description, or else the code itself.
 
-    ``|`` separates levels. A fourth level is a subtype, shown after the third: ``sepsis – severe``.
+    ``|`` separates parts. If there are four or more, the last two are used: ``sepsis – severe``.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -120,9 +120,9 @@ MOST_FALSE, EVEN = 0.1, 0.5
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
-    """Return how certain a phenotype is, based on its matches in other runs (`pairs`).
+    """Return a label for how certain a phenotype is, from its matches in other runs (`pairs`).
 
-    Without `pairs`, use `chance`: the probability that the phenotype is absent in other patients.
+    Without `pairs`, use `chance`: the probability that other patients lack the phenotype.
     """
     if not pairs:
         if chance is None:
@@ -137,7 +137,7 @@ def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
 def certainties(
     model: GlobalModel, others: Sequence[tables.Replication], summary: Summary | None
 ) -> dict[int, str]:
-    """Return each phenotype's `certainty`, given its matches in `others`. Noise has none."""
+    """Return each phenotype's `certainty`, or empty strings if the model is uninformative."""
     if summary is not None and uninformative_message(summary):
         return dict.fromkeys(range(1, model.rank + 1), "")
     chances = model.false_discovery or [None] * model.rank
@@ -204,7 +204,7 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe the result of `certainty` for the same `pairs` and `chance` in a sentence.
+    """Describe in a sentence what `certainty` returns for `pairs` and `chance`.
 
     `same` lists the phenotypes that differ from this one in only one mode.
     """
@@ -248,7 +248,7 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
-    """Return the share and name of characteristic codes (see `_OFTEN`), most frequent first."""
+    """Return each characteristic code's frequency and name, most frequent code first."""
 
     def share(value: tables.Share) -> float:
         return value if isinstance(value, float) else float(value in ("most", "nearly all"))
@@ -264,7 +264,7 @@ def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
 
 
 def search_words(texts: Iterable[str]) -> str:
-    """Return everyday words for a phenotype's codes. A search for a word finds the phenotype."""
+    """Return everyday words for a phenotype's codes, for the search in the report."""
     known: dict[str, str] = tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in known.items() if re.search(names, text))
@@ -279,7 +279,7 @@ _WAYS_OUT = {
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Return the label and text of each line for a terminal. Lines without text are left out."""
+    """Summarise a run for a terminal, as the label and text of each line."""
     s, sent, errors = summary, summary.exchange, summary.errors
     time, failures = duration(sent.seconds), ""
     if errors:

@@ -159,7 +159,7 @@ def cards(
     reviews: Mapping[int, run_folder.Review],
     unit: str,
 ) -> list[dict[str, Any]]:
-    """Return each phenotype's content for the page. `unit` is what rows represent: patients.
+    """Return each phenotype's content for the page. `unit` is what rows represent.
 
     If a person has named a phenotype, that name is the title, and the title made from the codes
     appears below it. The page's search also finds a phenotype by everyday words for its codes.

@@ -2,8 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. The run folder gets only the decision, the phenotype's name and, for ten or more charts,
-their number and the rounded share of confirmed charts.
+hospital. The run folder gets only the decision, the phenotype's name and, if based on ten or more
+charts, the rounded share of confirmed charts and the number of charts.
 """
 
 import csv
@@ -45,7 +45,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """Base class for the key to a sheet: the digest of the model, which identifies the run."""
+    """Base class of key files. `model` is the digest of the run's model, and identifies the run."""
 
     model: str
 
@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient on a sheet. The sheet omits the score, and whether it is near the threshold."""
+    """A patient on a sheet. Only the key contains `score` and `near` (near the threshold)."""
 
     patient: str
     score: float
@@ -184,7 +184,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Write the decision, any new name and both groups' `public_share` to ``names.toml``."""
+    """Write the decision, any new name and each `Tally.public_share` to ``names.toml``."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name" and not found.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")

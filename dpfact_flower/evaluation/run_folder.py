@@ -119,7 +119,7 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
 
 
 def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
-    """Write `config.toml`: the complete run config, and the versions of the software."""
+    """Write ``config.toml``: the complete run config, and the versions of the software."""
     text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
     with replacing(folder / CONFIG) as file:
         file.write(text.encode())
@@ -160,9 +160,9 @@ class Names:
 
 
 def read_names(folder: Path, rank: int) -> Names:
-    """Read the names and reviews, if any.
+    """Read ``names.toml``, or return an empty `Names` if the file does not exist.
 
-    People may also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
+    A user can also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
     """
     path = folder / NAMES
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Summarise a run: what the server knows and, in a simulation, what can be measured.
+"""Summarise a run from the server's state and, in a simulation, from the sites' data.
 
 A simulation has all sites' data and state on one machine. Reconstruction errors, AUCs and tables
 are computed from this data after the rounds, and are never sent.
@@ -88,9 +88,9 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and the traffic of the DPFact paper's method and of TRIP.
+    """Return the run's traffic, and estimates for the methods of the DPFact paper and of TRIP.
 
-    Both methods would send all feature factors as float64 in both directions for each reply. In
+    For each reply, both methods would send all feature factors to the site and back, as float64. In
     TRIP (consensus ADMM), a site would also send the multipliers of its constraints.
     """
     records = coordinator.records
@@ -235,7 +235,7 @@ def shared_error(
 ) -> SquaredError:
     """Return the total squared error after every patient's factor row is refitted to `features`.
 
-    A small site's own model mostly overfits. The fit of such a model cannot be compared with the
+    A small site's own model usually overfits. The fit of such a model cannot be compared with the
     fit of methods in which sites share all feature factors. Scale the `tensors` as in the run.
     """
     errors = []
@@ -261,7 +261,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Return at most about `MOST_PREDICTED` patients: the same fraction of each site's patients."""
+    """Draw about `MOST_PREDICTED` patients, or all if fewer: the same fraction at each site."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -276,10 +276,10 @@ def _errors(
     stores: Sequence[SiteStore], sites: Sequence[SiteData],
     models: Iterable[tuple[SparseTensor, Factors]],
 ) -> Errors | None:  # fmt: skip
-    """Return the paper's measure: the pooled errors of the sites' own models after each round.
+    """Return the pooled errors of the sites' own models after each round, as in the DPFact paper.
 
-    Rounds in which any site did not take part are left out. The last round's error over the
-    non-zero cells is computed from the `models` unless all sites measured it.
+    Rounds in which any site did not take part are left out. If any site lacks the last round's
+    error over non-zero cells, the `models` are used to compute all sites' errors.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))

@@ -1,7 +1,7 @@
 """The result of a run: the content of ``summary.json``, in which most keys are at the top level.
 
-Each key is a field of a class in this module. If unknown, `epsilon`, `delta`, `accountant`, `rmse`,
-`fit`, `fms` and `auc` are null. Other keys are omitted if no value of the same class is known.
+Each key is a field of a class below. If unknown, `epsilon`, `delta`, `accountant`, `rmse`, `fit`,
+`fms` and `auc` are null. If `spent`, `measured` or `errors` is None, its other keys are omitted.
 """
 
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models on all data. The first three fields cover the last round."""
+    """Errors of the sites' own models. The first three fields are values after the last round."""
 
     rmse: float
     fit: float
@@ -111,7 +111,7 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """The AUCs for one `group` of labelled patients: those of a site, or ``overall`` for all.
+    """AUCs for labelled patients. `group` is the patients' site, or ``overall`` for all sites.
 
     Predictions use patients' scores (`memberships`) or, as baselines, their sets of codes
     (`raw_codes`) and sums of counts (`volume`). `reason` explains missing figures.
@@ -153,7 +153,7 @@ class Measured:
     `fms` is the factor match score with the true phenotypes, if these are known. `auc` is the AUC
     for the first label. `errors` is None if the loss is not the squared error, or if no round has
     errors from all sites. `fit_shared` is the share of the data that the shared factors explain
-    after all patients are refitted. `fit_frequencies` is the share of the data that code
+    with all patient factors refitted. `fit_frequencies` is the share of the data that code
     frequencies alone explain. `coherence` is None if nothing was learned.
     """
 
@@ -178,8 +178,8 @@ class Summary:
 
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
     the model. `row_unit` is what a row of the data represents: ``patient`` or ``discharge``. If
-    known, `false_discovery` holds, for each phenotype, the probability that it is absent in other
-    patients. `spent` is None in a run without noise, and `measured` is None in a deployment.
+    known, `false_discovery` holds, for each phenotype, the probability that other patients lack it.
+    `spent` is None in a run without noise, and `measured` is None in a deployment.
     """
 
     name: str

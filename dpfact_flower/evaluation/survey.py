@@ -1,8 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. A made-up item is a phenotype in which another
-phenotype's codes replace one leading code or all codes of one mode. The key says which items are
-real, so nobody may read the key before all answers are in. The files reveal no more than the model.
+Half of the items are phenotypes of the model. A made-up item is a phenotype in which one leading
+code, or all codes of one mode, come from another phenotype. The key says which items are real, so
+nobody may read the key before all answers are in. The files reveal no more than the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +164,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Replace each phenotype's codes in the last mode by those of another, with few in common."""
+    """Replace each phenotype's codes in the last mode with those of a dissimilar phenotype."""
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}
 
@@ -182,7 +182,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code of `number` with another phenotype's, weak or absent in `number`."""
+    """Replace a leading code of phenotype `number` with a leading code of another phenotype."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)

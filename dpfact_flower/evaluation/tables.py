@@ -2,8 +2,8 @@
 
 A share of patients is a number, or None if no patients were counted. If the number would reveal a
 count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` (of up
-to 99 patients) and ``nearly all`` (of 100 or more) mean that at most nine are excluded. ``hidden``
-means that the number, with others in the table, would reveal a small count.
+to 99 patients) and ``nearly all`` (of 100 or more) mean all but nine or fewer. ``hidden`` means
+that the number, with others in the table, would reveal a small count.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Association:
 
 @dataclass(frozen=True)
 class Phenotype:
-    """One component of the model. As in the paper, `number` starts at 1.
+    """One component of the model. `number` starts at 1.
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
     of patients who have the phenotype. `carriers` is the share of all patients who have a leading
@@ -107,9 +107,9 @@ class SharedPhenotypes:
 class Pair:
     """The numbers of two matched phenotypes, in a run and in another run, and their similarity.
 
-    `match` is the product of the modes' cosines, and `fair` is this product for cosines of 0.85,
-    which count as similar. `chance` is the 95th percentile of matches with artificial phenotypes
-    that combine modes of the other run's phenotypes. Only frequent codes cause such matches.
+    `match` is the product of the cosine similarities in all modes. `fair` is this product if every
+    cosine is 0.85, the limit for similarity. `chance` is the 95th percentile of matches with
+    artificial phenotypes, which mix modes of different phenotypes from the other run.
     """
 
     number: int

@@ -133,7 +133,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def private_scratch() -> Iterator[Path]:
-    """Yield a temporary folder that only its owner can access, for files about patients.
+    """Yield a temporary folder for patients' data, accessible only to the folder's owner.
 
     The folder is in TMPDIR or in the user's own cache, because the system's temporary folder may be
     on a disk that must not hold patients' data.
@@ -211,7 +211,7 @@ def check_private(path: Path) -> None:
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder that any user could move, or whose path has another user's symbolic link."""
+    """Refuse a folder that anyone could move, or whose path has another user's symbolic link."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         found = [(above, above.lstat(), above.stat()) for above in ways if above.exists()]
@@ -231,7 +231,7 @@ def check_way(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether the mode bits `writers` let any user replace a folder inside `above`."""
+    """Return whether the mode bits `writers` let other users replace a folder inside `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 

@@ -65,7 +65,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Hide log lines of Flower and of this package below WARNING during a run in this process."""
+    """During a run in this process, hide Flower's and this package's log lines below WARNING."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

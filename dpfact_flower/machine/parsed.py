@@ -32,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Build a dataclass and its nested dataclasses from parsed JSON, with strict type checks.
 
-    Unknown keys are ignored. Error messages omit fields in `unnamed`, which are not in the file.
+    Unknown keys are ignored. Error messages omit fields in `unnamed`, which are not JSON keys.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
@@ -61,7 +61,7 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
     """Read a writable array that `numpy.save` wrote. Raise a DataError for any other content.
 
-    NumPy reserves as much memory as the header claims, but uses memory only for the actual bytes.
+    A header with a false size cannot exhaust memory: only bytes that are read use any memory.
     """
     try:
         array = np.lib.format.read_array(file, allow_pickle=False)

@@ -111,7 +111,7 @@ def _address(text: str) -> _Address:
 
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
-    """Return the sockets that a connection reaches. Linux prefers the most specific address."""
+    """Return the sockets at the most specific address that accepts a connection to `address`."""
     older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
     for local in (address, *older, ipaddress.ip_address("::")):
         if reached := [listener for place, listener in listening if place == local]:

@@ -1,6 +1,6 @@
 """Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
 
-A site's data is an object of this package, another library's tensor or matrix, or a DataFrame.
+A site can be a `SiteData`, a DataFrame, or a tensor or matrix of another library.
 """
 
 from __future__ import annotations

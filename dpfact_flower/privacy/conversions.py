@@ -102,7 +102,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return the epsilon of releases that have `count` values in total and discrete noise.
+    """Return the epsilon of releases with discrete noise on `count` values in total.
 
     For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
     `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite if the proof in

@@ -58,7 +58,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The total privacy cost of several releases. The text form always includes the claim.
+    """The total privacy cost of several releases. `claim` says how rigorously the cost is proven.
 
     `rho` and `mu` are the total costs in zCDP and Gaussian DP. For secure sums, `alone` gives the
     epsilon that holds even if all other sites collude with the server.
@@ -167,7 +167,7 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Return each accountant's epsilon, with the headline figure first."""
+    """Return each accountant's epsilon, starting with the epsilon for `Guarantee.headline`."""
     mu = math.sqrt(2 * rho)
     bounds = {
         conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),

@@ -55,7 +55,7 @@ def discrete_gaussian(
 
 @compiled()
 def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Return the next `count` < 64 bits as a number, lowest bit first, or -1 if too few remain."""
+    """Return the next `count` (< 64) bits as a number, lowest first, or -1 if too few remain."""
     if count == 0:
         return 0
     first = cursor[0]
@@ -131,7 +131,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Write the distance
     between |y| and S as whole * S + rest, with an integer `whole` and 0 <= rest <= S. The
     probability is the product of exp(-whole**2 / 2), exp(-whole * rest / S) and
-    exp(-rest**2 / (2 S**2)). Each of these three exponents is represented exactly.
+    exp(-rest**2 / (2 S**2)). Each exponent is an integer divided by a power of two.
     """
     while True:
         value = _laplace(bits, words, cursor)

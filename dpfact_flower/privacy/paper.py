@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return a factor's zCDP cost per round: `settings.rho`, or budget / (rounds * factors)."""
+    """Return a factor's zCDP cost per round: `rho` if set, else an equal part of the budget."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
@@ -27,10 +27,10 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     every entry once. The visiting order and the initial values must not depend on the data.
     Clipping each entry's gradient to `clip` gives any loss the Lipschitz constant L = `clip`, but
     the other assumptions do not hold. The loss is not convex in all factors jointly, and the l2,1
-    step couples all patients. Each round continues from factors without noise. If an entry changes
-    from zero to one, the length of a pass changes. Zeros are sampled, so a pass may visit the same
-    zero twice. The step size adapts to the data. The returned value therefore only sets the scale
-    of the noise and is not a bound.
+    penalty couples all patients. Each round continues from factors without noise. If an entry
+    changes from zero to one, the length of a pass changes. Zeros are sampled, so a pass may visit
+    the same zero twice. The step size adapts to the data. The returned value therefore only sets
+    the scale of the noise and is not a bound.
     """
     return 2 * tau * clip * eta
 
@@ -44,7 +44,7 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise with variance sensitivity**2 / (2 rho), the paper's equation (priv).
+    """Add Gaussian noise with variance sensitivity**2 / (2 rho), as in the paper.
 
     Neighbouring data sets differ in the value of one tensor entry. Each factor's sensitivity is
     computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must contain the

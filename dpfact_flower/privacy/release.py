@@ -71,7 +71,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> "ReleaseEvent":
-        """The event if only this site's noise counted, because all other sites collude."""
+        """The event with only this site's own noise, for the case that all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)

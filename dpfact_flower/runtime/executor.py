@@ -1,6 +1,6 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
-With every run, a SuperLink sends an app to the hospitals. There, Flower's own executor,
+With every run, a SuperLink sends an app to the hospitals. Flower's own executor,
 `flower-superexec`, starts that app. Anyone who may submit a run can therefore run code at the
 hospital. This executor instead starts the installed `dpfact_flower.runtime.worker`, and never
 unpacks, installs or imports an app from the SuperLink.
@@ -37,7 +37,7 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    On SIGTERM, the process exits after the current message, and on a second SIGTERM at once.
+    The first SIGTERM ends the process after the current message, and a second SIGTERM immediately.
     `config` is read again for each message. By default, `node_user` is this process's user.
     """
     refuse_unknown_version()
@@ -70,8 +70,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    If two messages were answered at once, the second process would start more slowly and run out of
-    memory earlier. The second reply would therefore reveal how busy the first process is.
+    If two messages were answered at once, the two computations would compete for processor and
+    memory. One reply's delay or failure could then reveal facts about the other computation.
     """
     is_busy = is_asked = False
 

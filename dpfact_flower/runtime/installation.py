@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Create a folder that other users can read. Refuse a folder with an installation."""
+    """Create a folder that other users can read. Refuse a folder that was set up before."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(

@@ -145,7 +145,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Only `watch` gets an `evaluate_fn`, because Flower logs each call of one."""
+    """Run the rounds. Avoid an unneeded `evaluate_fn`, because Flower logs each of its calls."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:

@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make Flower's SuperLink, if imported later, wait longer for a busy database."""
+    """Make Flower's SuperLink, which must be imported later, wait longer for a busy database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -116,7 +116,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Return whether the helper has exited, rather than a child process that a library started."""
+    """Return whether the helper has exited. Child processes of libraries do not count."""
     with suppress(OSError):  # other code in this process has already waited for the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
@@ -125,7 +125,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull` to return a run with an unsent reply if no run has a message to fetch."""
+    """Extend `pull`: if no run has a message to fetch, return a run with an unsent reply."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -93,7 +93,7 @@ class Connection:
 
     @classmethod
     def of(cls, text: str) -> "Connection":
-        """Make a connection from a SuperLink's name or from the folder of `dpfact centre init`."""
+        """Make a connection from a SuperLink's name or a folder written by `dpfact centre init`."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():
             if os.sep in text:

@@ -51,7 +51,7 @@ Flower itself would wait for two hours."""
 class OwnSuperNode:
     """The address of a SuperNode, used only if the listening process belongs to the given user.
 
-    No secret proves a SuperNode's identity. While the SuperNode is down, another process could bind
+    A SuperNode does not prove its identity. While the SuperNode is down, another process could bind
     the SuperNode's port and spend the hospital's privacy budget on its own requests. Therefore the
     listening process is checked before each request, and again before the answer is read. Each
     connection serves one request, because an open connection may lead to a different process.
@@ -104,7 +104,7 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages (Flower's tasks) at a SuperNode. `secret` is the superexec-auth-secret."""
+    """The messages (Flower's tasks) at a SuperNode. `secret` signs the requests of `claim`."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
@@ -163,7 +163,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message. `flwr.supernode.runtime.run_clientapp` also fetches the app."""
+    """Fetch the claimed message but, unlike Flower's `run_clientapp`, not the app."""
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(

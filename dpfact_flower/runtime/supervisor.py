@@ -1,10 +1,10 @@
 """Run a command, and terminate it and all its descendants when the parent process exits.
 
 Flower's servers and Ray launch helper processes. Helpers in a new session outlive a killed parent.
-The supervisor is this file, run as a program between the parent and the command. When the parent
-exits, the pipe to the supervisor's stdin closes. The supervisor then terminates the command and its
-helpers. On Linux, the supervisor adopts orphaned descendants, and kills all its children until none
-is left. On other systems, the supervisor terminates only the processes in its own process group.
+The parent therefore runs this file as a program (the supervisor), which starts the command. When
+the parent exits, the pipe to the supervisor's stdin closes. The supervisor then terminates the
+command and its helpers. On Linux, the supervisor adopts orphaned descendants, and kills all its
+children until none is left. On other systems, the supervisor terminates only its process group.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end its processes."""
+    """Run a command, and end its processes when it exits, stdin closes or SIGTERM arrives."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()

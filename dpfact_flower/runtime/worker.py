@@ -2,8 +2,8 @@
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
 reply. Only the new process reads the patients' data. If that process dies or hangs, the executor
-sends the error code of a failed round after the usual `ReplyDelay`. Without this reply, the
-SuperNode would report the failure at a time that depends on the patients.
+sends an error code when a normal reply would be due (see `ReplyDelay`). Otherwise, the SuperNode
+would report the failure at a time that depends on the patients.
 """
 
 import json
@@ -52,7 +52,7 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context with the hospital's settings, and twice its size in bytes."""
+    """Return a message, its context, and the bytes that two copies of the message take."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -75,7 +75,7 @@ class Answering:
             log_privately("", error)
 
     def _reply(self, message: Message, context: Context) -> Message:
-        """Return the reply or, after an error, an error code once the reply is due."""
+        """Return the reply. After an error, wait until a reply is due, and return an error code."""
         site, delay = "", ReplyDelay(0)
         try:
             settings = read_site_settings(self._config)
@@ -112,7 +112,7 @@ class Answering:
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
 
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
-        """Return a new process's output: when `question` arrived, the reply's size, and the reply.
+        """Send `question` to a new process, and return the parts of its output (see `main`).
 
         The time that the process takes to free its memory depends on the patients. The reply is
         therefore sent before the process exits. The exit delays only the next message.
@@ -136,7 +136,7 @@ class Answering:
 
 
 def answered(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
-    """Return the app's reply or, after an error, an error code once the reply is due."""
+    """Return the app's reply or, after an error, wait until it is due and return an error code."""
     settings = SiteSettings.from_config(context.node_config)
     try:
         return app(message, context)

@@ -91,7 +91,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run again for `sites` connected sites. No site may have released data yet."""
+        """Plan the run again for `sites` connected sites, before any site has released data."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -122,11 +122,11 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's estimated chance of being absent in other patients, or () if unknown."""
+        """Estimated chance that each phenotype is absent in other patients, or () if unknown."""
         return self.rule.false_discovery
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return a round's planned release, or None in the last round or in other modes."""
+        """Return a round's planned release, or None in the last round or outside patient mode."""
         return self.rule.plan.release_of(round_number) if self.rule.plan else None
 
     def request(self, round_number: int) -> RoundRequest:
@@ -162,9 +162,9 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds sites have to answer a round.
 
-        Each request states this time limit, and a site charges nothing for a later answer. The
-        limit is `round_timeout`. If `grace` is set, the limit is at most `grace` plus the longest
-        time that a round took to reach its quorum. Rounds with `needs_quorum` keep the full limit.
+        Each request states this time limit. A site that misses the limit is not charged. The limit
+        is `round_timeout`. If `grace` is set, the limit is at most `grace` plus the longest time
+        that a round took to reach its quorum. Rounds that the run cannot skip keep the full limit.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -201,9 +201,9 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, replies contain no arrays. `sums` then contains the slots' totals, or is
-        empty if the sum failed. If the quorum is missed, the factors stay unchanged. Raise a
-        `QuorumError` if the run cannot continue without this round.
+        With secure sums, replies contain no arrays. `sums` then contains one total per group of
+        sites, or is empty if the sum failed. If the quorum is missed, the factors stay unchanged.
+        Raise a `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)
         unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)

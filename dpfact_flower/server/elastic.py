@@ -30,8 +30,8 @@ class ElasticRule(ServerRule):
     The initial factors (the start) are drawn at random from the public seed. In mode "none", the
     server can instead compute the start from the sites' co-occurrences. Long code lists require two
     rounds: one for code counts, and one for co-occurrences of the most frequent codes.
-    Co-occurrences also show how strongly each site uses each phenotype, which determines the site's
-    weight in the mean. A subclass that overrides `update` always starts from random factors.
+    Co-occurrences also show how strongly each site uses each phenotype, which determines the weight
+    of the site's factors. A subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -111,7 +111,7 @@ class ElasticRule(ServerRule):
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
-        """Return the global factors, the start's progress, and each site's usage of phenotypes."""
+        """Return the arrays for a checkpoint."""
         return {
             **numbered("factor", self.factors),
             **numbered("kept", self.selection),
@@ -130,8 +130,8 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        Each of a round's `parts` pulls covers ``1 - (1 - T * step) ** (1 / parts)`` of the distance
-        left to the mean of T sites. All pulls together cover ``T * step`` of the first distance.
+        A round's `parts` pulls together cover ``T * step`` of the distance to the mean of T sites.
+        Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -199,7 +199,7 @@ class ElasticRule(ServerRule):
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse "cooccurrence" if impossible."""
+    """Return whether a run starts from co-occurrences."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -243,7 +243,7 @@ def elastic_average(
     """Move global factors F^ towards each site's F~_t: ``F^ += step * sum_t (F~_t - F^)``.
 
     With step = eta * gamma, this is the DPFact paper's update. Replies must be sorted by site,
-    because the order affects floating-point sums. `shares`, scaled to mean 1, weight the summands.
+    because the order affects floating-point sums. `shares`, scaled to mean 1, are site weights.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))

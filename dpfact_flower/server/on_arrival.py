@@ -8,8 +8,8 @@ rounds. An older reply's weight is ``1 / (1 + age - 2)`` (age in rounds), FedAsy
 they would slow down the model's progress.
 
 Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
-and more than half of the connected sites have answered. A site that is late for a round answers the
-current round next. A site that is one round ahead waits, because its next reply would add little.
+and more than half of the connected sites have answered. A site that was late skips to the current
+round. A site that is one round ahead waits, because its next reply would add little.
 """
 
 import json
@@ -38,8 +38,8 @@ class _Site:
     """The server's record of a site.
 
     The last request was for round `round`, and the model's version was `version` at that time.
-    `asked` is the unanswered request. `answered` is the last answered round. `last` is the last
-    reply, or the initial factors if that reply only helped to compute them. `based` is the model
+    `asked` is the unanswered request. `answered` is the last answered round. `last` contains the
+    last reply's factors, or the initial factors after a reply without factors. `based` is the model
     version from which `last` was computed. `failed` is set if the last request got no usable reply.
     """
 
@@ -182,7 +182,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site would accept at least one of them."""
+        """Return preflight requests, at least one of which each unfinished site would accept."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

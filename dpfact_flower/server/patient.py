@@ -96,7 +96,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return phenotype usages of each slot (site group), or None if the round needs none."""
+        """Return how strongly each group of sites uses each phenotype, or None if not needed."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -143,7 +143,7 @@ class PatientRule(ServerRule):
             self._refine(planned, [reply.site for reply in replies], released)
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        """Fit a model. With `auto_rank`, lower the rank until `_halves` confirm most phenotypes."""
+        """Fit a model. With `auto_rank`, lower the rank until most phenotypes seem to be real."""
         give_back()  # the memory that simulated sites and unpacked replies used
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
@@ -183,7 +183,7 @@ class PatientRule(ServerRule):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's estimated chance of being absent in other patients, or () if unknown."""
+        """Estimated chance that each phenotype is absent in other patients, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)

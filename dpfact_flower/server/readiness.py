@@ -1,8 +1,8 @@
 """Record preflight answers, decide whether a run may begin, and determine the nodes' names.
 
-The SuperLink registers each hospital's key under the hospital's name. A node that answers under a
-different name is refused. In the preflight, this prevents charges for replies that the server would
-not use. If a node has no registered name, the first name that the node gives is used.
+The SuperLink registers each hospital's key under the hospital's name. The preflight refuses a node
+that answers under a different name, before the node is charged. If a node has no registered name,
+the first name that the node gives is used.
 """
 
 import json
@@ -43,8 +43,8 @@ class Readiness:
     """A site's answer to the preflight, or a record that no answer came. Unknown fields are empty.
 
     `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
-    is the least amount, in seconds, by which the site's clock must be wrong, judging from the
-    answer's time stamp. The amount is negative if the clock is behind.
+    is the smallest clock error, in seconds, that explains the answer's time stamp. The error is
+    negative if the clock is behind.
     """
 
     node: int
@@ -120,7 +120,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """The name of each of a run's nodes: as registered or, if unregistered, as in its answer."""
+    """The names of a run's nodes. A node without a registered name has the name in its answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -131,7 +131,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node must not use a name. If it may, record the name and return ""."""
+        """Return why a node must not use a name. Record an allowed name, and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

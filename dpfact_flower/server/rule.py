@@ -17,7 +17,7 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(ABC):
     """The server's part of an update rule. `dpfact_flower.site.rules` has the site's part.
 
-    `privacy` includes all values that the server plans, such as `bound`. `selection` contains the
+    `privacy` includes values that the server computes, such as `bound`. `selection` contains the
     selected codes' positions, one array per feature mode, and is empty if all codes are used.
     `plan` is the plan of a run in patient mode.
     """
@@ -31,11 +31,11 @@ class ServerRule(ABC):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's estimated chance of being absent in other patients, or () if unknown."""
+        """Estimated chance that each phenotype is absent in other patients, or () if unknown."""
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return phenotype usages of each slot (site group), or None if the round needs none."""
+        """Return how strongly each group of sites uses each phenotype, or None if not needed."""
         return None
 
     def arrive(
@@ -91,7 +91,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
     """Return the factors before round 1: random numbers in (0, 1), scaled to columns of norm 1.
 
-    The factors depend only on public numbers. The data's scale is left to the patient factors.
+    The factors depend only on public numbers. The patient factors carry the data's scale.
     """
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)

@@ -1,4 +1,4 @@
-"""Registry of update rules' server parts. `dpfact_flower.site.rules` has the site parts."""
+"""Registry of the server's update rules. `dpfact_flower.site.rules` has the sites' rules."""
 
 from collections.abc import Callable, Sequence
 

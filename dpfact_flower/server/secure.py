@@ -1,8 +1,8 @@
 """The server's part in secure sums: a round's stages and total. This module sends no messages.
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
-sites do not answer, another attempt adds up the vectors of the others. Finally, the last attempt is
-opened: the sites send the secrets with which the server removes the masks. If no dropouts are
+sites do not answer, another attempt adds up the remaining sites' vectors. Finally, the last attempt
+is opened: the sites send the secrets with which the server removes the masks. If no dropouts are
 allowed, there is only one attempt and no opening.
 """
 
@@ -79,11 +79,11 @@ class SecureSum:
 
     @property
     def closed(self) -> list[str]:
-        """Names of the sites whose personal masks are still unknown to the server."""
+        """Names of the sites whose masks the server cannot remove yet."""
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """Begin an attempt with all sites or, if some were lost, with the others."""
+        """Begin a first attempt with all sites, or another attempt with the sites that answered."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1
@@ -127,12 +127,12 @@ class SecureSum:
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 
     def slots(self) -> list[SiteReply]:
-        """Return the total of each slot as a `SiteReply`."""
+        """Return the total of each group of sites as a `SiteReply`."""
         total = rules.summed(self._terms, self._question, self._masked, self._openings)
         return slot_totals(total, self._planned)
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert an integer sum to each slot's total, rounded to the step of one site's release."""
+    """Convert an integer sum to one total per group of sites, rounded like a site's release."""
     values = rounded(total, planned.own_sigma).astype(np.float32).reshape(-1, planned.count)
     return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

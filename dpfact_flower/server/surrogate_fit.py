@@ -46,7 +46,7 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: SolverSettings = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return factors fitted to surrogate patients, or the start's factors if none are drawn.
+    """Return factors fitted to surrogate patients, or `start.factors` if no patients are drawn.
 
     `start` was computed from `releases`, one release per site. The noise on each value has standard
     deviation `sigma`. The result is positive, and its columns have norm 1.
@@ -81,8 +81,8 @@ def fitted_to_halves(
 ) -> Factors:
     """Fit a model to each half of the releases (see `halves`), from random initial factors.
 
-    The two halves of each split have independent noise. The result has one array of shape (fits,
-    codes, rank) per mode. `counts` is the result of `typical_counts`.
+    The result has one array of shape (fits, codes, rank) per mode. `counts` has a typical patient's
+    number of codes per mode.
     """
     noise = sigma * math.sqrt(len(releases))
 
@@ -109,7 +109,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Adapt initial factors to a likelihood: avoid tiny entries, and match each patient's total."""
+    """Raise tiny entries of initial factors, and scale patients to their totals in the data."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -121,7 +121,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return feature factors, and by what fraction their loss is below a constant model's loss."""
+    """Return feature factors, and the share of a constant model's loss that the fit removes."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

@@ -49,8 +49,8 @@ class Admitted:
     `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
     `last` is the latest row of the request's job. If this request was already answered, `repeated`
     is the row of that answer. `store` gives access only to files without patient data. `secure` is
-    the stage of the round's secure sum. Call `free_disk` to give back the reserved disk space,
-    right before the space is used.
+    the stage of the round's secure sum. Call `free_disk` right before the site writes its files, to
+    free the disk space that is reserved for these files.
     """
 
     request: RoundRequest
@@ -288,7 +288,7 @@ def check_memory(work: RoundWork) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to create a ledger if `state-dir` has that of a site not in `beside`."""
+    """Refuse a new ledger if `state-dir` has a ledger of a site not in `hospital.beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:
@@ -305,9 +305,9 @@ def bytes_to_reserve(
 
     The free disk space depends on the size of the patients' file. If each run reserved only what it
     needs, a server could measure this space by sending preflights, which cost nothing, for runs of
-    different sizes. All noisy runs with a built-in rule therefore reserve as much as the largest
-    run possible with the hospital's code lists and `max-rank`. If a run with a different rule needs
-    more, this amount is repeatedly multiplied by 4 until the run fits.
+    different sizes. All runs with noise and a built-in rule therefore reserve as much as the
+    largest run possible with the hospital's code lists and `max-rank`. If a run with a different
+    rule needs more, this amount is repeatedly multiplied by 4 until the run fits.
     """
     if not events:
         return _LEAST_BYTES

@@ -41,7 +41,7 @@ class _Progress:
 
 
 class Site:
-    """A hospital in a run. `dpfact_flower.server.coordinator.Coordinator` is the run's server."""
+    """A hospital in a run. For the server's part, see `dpfact_flower.server.coordinator`."""
 
     def __init__(self, hospital: Hospital) -> None:
         if not hospital.simulation:
@@ -129,7 +129,7 @@ class Site:
 
     @contextmanager
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
-        """Open or create ledger and job folder, and count the attempt to read patients' data.
+        """Open or create the ledger and job folder, and count an attempt to read patients' data.
 
         Refused requests create no folder. Otherwise, a server could fill the disk with folders.
         """

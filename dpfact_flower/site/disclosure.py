@@ -1,4 +1,4 @@
-"""Limit what a reply reveals besides its release to an error code and the time of sending.
+"""Ensure that a reply reveals only its release, an error code and the time of sending.
 
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 

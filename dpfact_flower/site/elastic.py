@@ -61,7 +61,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return one event per feature mode for all remaining rounds, or () in mode "none"."""
+        """Return one event per mode, which covers all remaining rounds, or () in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -103,13 +103,13 @@ def initial_state(
 ) -> SiteState:  # fmt: skip
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
-    In the paper, a site continues from its own feature factors. These overfit the site's data if
+    In the paper, a site continues from its own feature factors, which overfit the site's data if
     code lists are long. With a relative elastic weight, a site therefore starts from the global
     factors.
 
-    If `kept` is None, patient factors are random in round 1, scaled to minimise the error. After
-    round 1, they are fitted to the data. With the paper's weight, they are always random, scaled so
-    that the model has the data's norm (for a stable first pass).
+    If `kept` is None, patient factors are random in round 1, scaled to minimise the error, and
+    fitted to the data in later rounds. With the paper's elastic weight, patient factors are random
+    in every round, scaled so that the model has the data's norm (for a stable first pass).
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:

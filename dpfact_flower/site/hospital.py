@@ -25,7 +25,7 @@ class Hospital:
     """A site's data, settings and folder.
 
     In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` lists
-    other sites whose ledgers may be in the same `state-dir`. Their patients must be different.
+    other sites whose ledgers may be in the same `state-dir`. The sites must not share patients.
     """
 
     source: SiteSource
@@ -113,7 +113,7 @@ def answering_seconds(state: Path) -> float:
 
 
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
-    """Return figures for a site's own monitoring, which must never leave the site.
+    """Return figures that are only for a site's own monitoring, and must not leave the site.
 
     `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the epsilon
     if all other sites collude. `last_charge` is a time in seconds since 1970, or 0. `releases`

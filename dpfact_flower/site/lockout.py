@@ -5,8 +5,8 @@ can depend on the data, and a server could provoke failures. The site therefore 
 in advance, and stops after too many failures.
 
 If a site's folder is restored from an old backup, its ledger lacks later charges. The site notices,
-because each request states the last round that the site answered. The server may be wrong, so a
-person decides.
+because each request states the last round that the site answered. A person must then find out
+whether the ledger or the server is wrong.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """If the request mentions an answer that the ledger lacks, note this and refuse requests."""
+    """Refuse `request` and all later requests if it states a round that the ledger lacks."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as the latest" if last else "no round of this job"

@@ -101,7 +101,7 @@ class PatientRound(RoundWork):
         )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """Estimate how strongly the site, or its slot in a secure sum, uses each phenotype."""
+        """Estimate how strongly the site, or its group in a secure sum, uses each phenotype."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -128,7 +128,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request without exactly the factors, codes and usages that the round needs."""
+    """Refuse a request unless it has exactly the factors, codes and usages that the round needs."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -210,7 +210,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a site's own model, without adding noise and pulled towards the run's global factors."""
+    """Fit a site's own model without noise, and pull the model towards the global factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

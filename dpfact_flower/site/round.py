@@ -59,10 +59,10 @@ class RoundWork(Protocol):
     """The release of a round in patient mode, which may need a secure sum."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the privacy costs of this and all later rounds, from public values alone."""
+        """Return the privacy costs of this and all later rounds, using only public values."""
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Do the round's computation. The outcome alone may hold patients' data afterwards."""
+        """Compute the round, and keep no references to patients' data except in the outcome."""
 
 
 def solved(
@@ -96,7 +96,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings. `start` turns a relative l2,1 weight into `mu`."""
+    """Return a round's solver settings. From `start`, compute `mu` for a relative l2,1 weight."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.
@@ -122,6 +122,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return a seed sequence that depends only on public values. Sites and rounds differ in it."""
+    """Return a seed sequence from public values only, different for each site and round."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

@@ -3,8 +3,8 @@
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
 public keys without the server, because a server that replaces a key could impersonate a site. The
 protocol's rules are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the job's
-key and the latest round's noisy vector and the site's answer. Each file is written to disk before
-any reply that depends on the file leaves the site.
+key, the latest round's noisy vector and the site's answer. Each file is written to disk before any
+reply that depends on the file leaves the site.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """One stage of a secure sum, as checked by `secure_round`.
 
-    `job` contains this site's key for the job. `question` is None in the stage that exchanges keys.
-    `state` holds this site's earlier answer in the same round, or is None if there is none.
+    `job` contains this site's key for the job, and `question` (None in the stage `keys`) describes
+    the attempt at a sum. `state` holds this site's earlier answer in the same round, if any.
     """
 
     keyring: "Keyring"
@@ -55,7 +55,7 @@ class SecureRound:
 
     @property
     def vector(self) -> NDArray[np.int64]:
-        """The noisy vector of this round, whose privacy cost has been charged."""
+        """The noisy vector of this round. The vector's privacy cost has already been charged."""
         if self.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
         return self.state.noisy
@@ -78,7 +78,7 @@ class SecureRound:
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
-        """Store on disk, and return, the secrets that help to unmask the last attempt's sum."""
+        """Store and return the secrets that the server needs to unmask the last attempt's sum."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.stage.sealed)
@@ -91,10 +91,10 @@ class SecureRound:
 def secure_round(
     hospital: Hospital, request: RoundRequest, planned: PlannedRelease, *, answered: bool
 ) -> SecureRound | None:
-    """Check a secure sum's stage against the hospital's settings, keys and earlier answers.
+    """Check a stage of a secure sum against the hospital's settings, keys and earlier answers.
 
-    No patient's data is read. The result is None in a preflight, which has no stage. Ignore the
-    state in the job's folder unless the ledger contains an answer to this request.
+    The function reads no patients' data, and returns None in a preflight, which has no stage.
+    Unless the request was `answered` before, the state in the job's folder is ignored.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -127,7 +127,7 @@ def secure_round(
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
-    """Refuse sums of fewer sites, or safe from fewer colluding sites, than the hospital demands."""
+    """Refuse secure sums that do not meet the hospital's own limits."""
     settings = hospital.settings
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
@@ -145,7 +145,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Delete a job's key and vector after the run has ended."""
+    """Delete a job's key and noisy vector after the run has ended."""
     for name in (_JOB, _ROUND):
         (folder / name).unlink(missing_ok=True)
 

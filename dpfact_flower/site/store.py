@@ -3,7 +3,7 @@
 Each round has one file, which contains the site's factors without noise. A round's file is written
 before the round's ledger row, and the previous round's file is deleted after that row is written.
 The ledger's last row determines which file is used, so the site's state is consistent even after a
-crash. In mode "none", values from these files are sent again if a request is repeated.
+crash. In privacy mode "none", the site answers a repeated request with values from these files.
 """
 
 import json
@@ -146,7 +146,7 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return whether the digest matches the job's stored selection of codes, if any."""
+        """Return False only if the job has stored the digest of a different selection of codes."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job with changed data. Timing more checks could reveal the data's size."""
+        """Close a job whose data has changed, since timed checks could reveal the data's size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -188,10 +188,7 @@ class SiteStore:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether any job has ever started here. If so, a missing ledger is an error.
-
-    If the jobs' folders were deleted, the ledger's head file still shows that a job started.
-    """
+    """Return whether any job has ever started in `folder`. If so, a missing ledger is an error."""
     if not folder.exists():
         return False
     return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

@@ -1,7 +1,7 @@
 """Loss functions for single cells, from generalised CP (Hong, Kolda & Duersch 2020).
 
 Each loss is an object with two functions, its value and its gradient. The gradient is compiled into
-the kernels' loops, so that these loops need not look up the loss. To add a loss, register it.
+the kernels' loops, so that these loops need not look up the loss.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ class Loss:
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the loss over all cells of a model that is constant."""
+        """Return the loss over all cells of the constant model whose value `nothing` gives."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

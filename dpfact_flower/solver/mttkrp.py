@@ -10,8 +10,8 @@ of blocks, each processed by one thread. The division into blocks and chunks dep
 data. Within a chunk, sums are computed in the factors' precision. The sums of all chunks are added
 in float64 and in a fixed order, so the number of threads does not affect the result.
 
-Loops over fibres use vector instructions. A factor's row is processed in slices that fill
-`registers` (see `stack.slices`). `column` is the first column of a slice. Stacks may be float64.
+Loops over fibres use vector instructions. Functions process a factor's row in slices that fill
+`registers` (see `stack.slices`). A function's argument `column` is the slice's first column.
 """
 
 import itertools

@@ -32,7 +32,7 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Initial step size. The paper's bound assumes a step size of at most `settings.eta`."""
+        """Initial step size: the step size of the previous round, limited to `settings.eta`."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
@@ -76,8 +76,8 @@ def elastic(
 def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error with respect to a row of a feature factor.
 
-    The mean is over phenotypes and modes. In mode n, the curvature for phenotype r is the product
-    of the squared norms of column r in the other modes. `relative_elastic` is a fraction of it.
+    The mean, to which `relative_elastic` refers, is over phenotypes and modes. In mode n, the
+    curvature for phenotype r is the product of the squared norms of column r in the other modes.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

@@ -1,25 +1,25 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
-Objective of a pass
-    Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors
-    (the global factors). Over a pass, a row's elastic term is therefore weighted by gamma times the
-    number of entries in that row. In the local objective, eq. (norm), the weight is gamma alone.
+Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors (the
+global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
+times the number of entries in that row. In the local objective, eq. (norm), the weight is gamma.
 
-Step control (bold driver) A pass is undone if both eq. (norm) and the objective of the pass have
-risen, or if the objective of the pass is not finite. If `clip` is set, a pass that raises the
-objectives is accepted as long as the loss is at most that of a constant model. The solver repeats
-an undone pass with half the step size. After an accepted pass, the step size grows by 5 %. A small
-step lowers the objective of the pass, but may raise eq. (norm) when the anchors are far away.
+A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the objective of
+the pass is not finite. If `clip` is set, a pass that raises the objectives is accepted as long as
+the loss is at most that of a constant model. The solver repeats an undone pass with half the step
+size. After an accepted pass, the step size grows by 5 %. A small step lowers the objective of the
+pass, but may raise eq. (norm) when the anchors are far away.
 
-Losses For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
-the entries is exact. In the sum over zero cells, the term that is linear in the model is exact. The
+For squared errors, Gram matrices give the loss over all cells. For other losses, the sum over the
+entries is exact. In the sum over zero cells, the term that is linear in the model is exact. The
 rest of this sum is estimated from zero cells that are drawn once per call.
 
-    A likelihood's slope is unbounded where the model is close to zero. Each step is therefore at
-    most sqrt(eta), the distance that an implicit gradient step would move a value of zero.
-    Patients' rows are longer than feature rows and are visited less often, so patients' steps are
-    multiplied by the ratio of the rows' squared lengths. If `clip` is set, neither the limit nor
-    the ratio applies, because paper mode's privacy claim assumes the same step size for all rows.
+With losses other than squared errors, gradients are large where the model is close to zero. Each
+step is therefore at most sqrt(eta), the distance that an implicit gradient step would move a value
+of zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
+are multiplied by the mean squared length of patients' rows, divided by that of feature rows. If
+`clip` is set, neither rule applies, because the privacy bound of mode "paper" assumes one step size
+for all rows.
 """
 
 import math
@@ -162,7 +162,7 @@ class _State:
             return Value(squares, inner, patients, error, objective, descended)
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
-        """Return the squared error, or None if the loss is a different one."""
+        """Return the squared error, or None for any other loss."""
         if not self.loss.is_squared:
             return None
         everywhere = 2 * squared_loss(self.norm_squared, value.inner, grams)
@@ -186,7 +186,7 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells (only entries if not `zeros`) from sampled visits."""
+    """Estimate the loss over all cells, or over entries if `zeros` is false, from a sample."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

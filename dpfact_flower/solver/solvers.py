@@ -64,10 +64,10 @@ class Solver:
     ) -> float:
         """Return gamma, the elastic weight in eq. (norm).
 
-        A relative weight is multiplied by the loss's curvature. If `steps` is true, the solver
-        applies the weight at every visit to a row. For squared errors, a relative weight is
-        therefore divided by the mean number of visits per row. The weight is also limited so that
-        eta * gamma is at most 1/2.
+        A relative weight is multiplied by the loss's curvature. Solvers with `steps` apply the
+        weight at every visit to a row. For squared errors, such solvers therefore divide a relative
+        weight by the mean number of visits per row. For such solvers, eta * gamma is also limited
+        to 1/2.
         """
         if not settings.is_relative:
             return settings.gamma

@@ -99,7 +99,7 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """Return the model, with weights and unit columns, as a TensorLy `CPTensor` of arrays."""
+        """Return the result of `normalized` as a TensorLy `CPTensor` of NumPy arrays."""
         from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
 
         weights, unit = self.normalized()
@@ -125,8 +125,8 @@ class CPModel:
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
         """Return exact sums of squared errors on a tensor of the same shape.
 
-        The error over zero cells is ||M||^2 minus the sum of M's squares at the non-zeros. This
-        difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
+        The error over zero cells is ||M||^2 minus the sum of squared model values at the non-zeros.
+        This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
@@ -210,7 +210,7 @@ class Match:
     """A one-to-one matching of two models' components. The smaller model is matched completely.
 
     Pair p is component ``estimate[p]`` of the first model and ``truth[p]`` of the second model.
-    Pairs are ordered by `truth`. `cosines` holds each pair's product over modes of its cosines.
+    Pairs are ordered by `truth`. `cosines` holds the product of each pair's cosines in all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -265,7 +265,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of the pairs whose columns are similar in all modes but one."""
+    """Return an (R, R) mask of component pairs that are similar in all modes or all but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

@@ -184,7 +184,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return the errors on a tensor. Rounding cannot make `all_cells` less than `nonzeros`."""
+        """Return the errors on a tensor, with `all_cells` at least `nonzeros` despite rounding."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -222,7 +222,7 @@ class SquaredError:
 def as_tensor(value: Any) -> SparseTensor:
     """Convert another library's tensor of counts. The first mode must represent the patients.
 
-    The input is an array, or from scipy.sparse, pyttb or `sparse.COO`. Zero cells are dropped.
+    The input is a NumPy array, a scipy.sparse array, a pyttb tensor or a `sparse.COO` array.
     """
     if isinstance(value, SparseTensor):
         return value
@@ -249,7 +249,7 @@ def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Return the row numbers of the patients that a NumPy index selects.
 
-    The index `rows` is an array of numbers, a mask or a slice, or any of these and ``...``.
+    `rows` is an array of row numbers, a mask or a slice, optionally in a tuple before ``...``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
@@ -270,7 +270,7 @@ def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
-    """Refuse an empty list, and positions outside a mode of the given `size`."""
+    """Convert positions to an array. Refuse an empty list, and positions outside [0, size)."""
     rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")

@@ -1,7 +1,7 @@
 """Define requests and replies, and check them at both ends.
 
-Each message is a list of arrays and a flat config of scalars. Flower's `NumPyClient` and both of
-this package's strategies can use this format. Nothing else is ever sent.
+Each message consists only of a list of arrays and a flat config of scalars. Flower's `NumPyClient`
+and both of this package's strategies can use this format.
 """
 
 import hashlib
@@ -52,14 +52,14 @@ class RoundRequest:
     `seed` is public and determines the site's initial values and the order in which the solver
     visits cells, never the noise. `vocabulary` contains the comma-separated digests of the modes'
     vocabularies, or is empty if the digests are unknown. `anchors` (float32) contains the global
-    feature factors, one row per code and one column per phenotype, or is empty until there are
-    factors. In mode "none", a request without factors asks for co-occurrences or, if code lists are
-    long and the request is the first, for code counts. `selection` (int32) contains the positions
-    of each mode's selected codes, or is empty if all codes are used. In secure sums, `usages`, of
-    shape (slots, 2, phenotypes), gives the estimated weight (usage) of each phenotype in each slot,
-    and the estimate's standard deviation. `secure` is a secure sum's stage.  `answered` maps a site
-    to the last round with a reply from the site. `digest` and `terms` do not cover `secure` and
-    `answered`.
+    feature factors, one row per code and one column per phenotype, or is empty before the first
+    phenotypes exist. In privacy mode "none", a request without factors asks for co-occurrences. If
+    code lists are long, the first request asks for code counts instead. `selection` (int32)
+    contains the positions of each mode's selected codes, or is empty if all codes are used. In
+    secure sums, `usages`, of shape (slots, 2, phenotypes), holds each phenotype's estimated weight
+    in each slot (see `Sharing`) and the estimate's standard deviation. `secure` is the stage of a
+    secure sum. `answered` maps each site to the last round that the site answered. `digest` and
+    `terms` do not cover `secure` and `answered`.
     """
 
     job: str
@@ -77,7 +77,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and a config. Empty strings, which Flower cannot measure, are left out."""
+        """Return arrays and a config, without empty strings, for which Flower raises an error."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -93,7 +93,7 @@ class RoundRequest:
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
-        """Check a received request. A `MessageError` names the fault."""
+        """Check a received request. Raise a `MessageError` if the request is invalid."""
         version = config.get("protocol")
         if type(version) is not int or version != PROTOCOL_VERSION:
             raise MessageError(
@@ -243,7 +243,7 @@ def _checked_factors(arrays: Sequence[NDArray[Any]], rank: int) -> Factors:
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check the selected codes' positions. `site.round.check_modes` checks the upper limit."""
+    """Check the positions of selected codes, except their upper limit (see `check_modes`)."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():

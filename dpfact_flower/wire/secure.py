@@ -37,8 +37,8 @@ class SecureStage:
 
     If a site drops out, a new attempt (number `attempt`) follows with fewer sites. `members` lists
     all sites that sent keys, sorted by name. `asked` lists the sites in this attempt or, in the
-    stage `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps each sender
-    to an encrypted share of the sender's secret. Only the receiving site can decrypt this share.
+    stage `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps other sites
+    to shares of their secrets, encrypted for the receiver of this request.
     """
 
     stage: Literal["keys", "sum", "open"]

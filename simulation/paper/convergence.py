@@ -104,9 +104,9 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "As in the paper, RMSE covers all cells, including zeros. In federated systems, each site "
-        "has its own model, so these systems have more parameters than centralised systems. *RMSE "
-        "shared* is the RMSE of the shared factors after refitting every patient. A system has "
+        "As in the paper, RMSE covers all cells, including zeros. Federated systems have one model "
+        "per site, and therefore more parameters than centralised systems. *RMSE "
+        "shared* is the RMSE of the shared factors, with patients' loadings refitted. A system has "
         f"converged once its RMSE has fallen by {100 * (1 - _NEAR):g} % of its total decrease.",
         _figure(found),
         [
@@ -130,9 +130,9 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "Each cell first shows the fit of the sites' own models: 1 if the models explain all data, "
-        "and below 0 if they are worse than no model. The second number is the factor match with "
-        "planted phenotypes. Epsilon is 1.2 to 1.9, as in the paper.",
+        "A cell's first number is the fit of the sites' own models: 1 if the models reproduce the "
+        "data exactly, below 0 if predicting zero everywhere is better. The second number is the "
+        "factor match with planted phenotypes. Each data set has the paper's epsilon (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [

@@ -10,10 +10,10 @@ from simulation.paper.systems import DESCRIPTION
 
 _CHOSEN = (
     "The settings of P-SGD, the paper's noise and TRIP, and the l2,1 weight, were tuned on the "
-    f"synthetic EHR with data seed {SEARCHED_SEED}. The tables are based on data seed "
-    f"{REPORTED_SEED} and open data. Open data influenced two defaults of the package: each "
-    "patient's cells are [scaled to norm 1](explanation/algorithm.md), and patient mode "
-    "[plans its releases](explanation/start.md)."
+    f"synthetic EHR generated with seed {SEARCHED_SEED}. The tables use synthetic data generated "
+    f"with seed {REPORTED_SEED}, and open data. Open data influenced two defaults of the package: "
+    "[scaling each patient's cells to norm 1](explanation/algorithm.md), and [dividing patient "
+    "mode's budget among its releases](explanation/start.md)."
 )
 
 
@@ -31,8 +31,8 @@ def section(plan: Plan, results: Results) -> Section:
     table = Table(
         "data",
         rows,
-        about="size, sites, codes, deaths and rank of each data set, and the paper's data set that "
-        "it replaces",
+        about="each data set's size, sites, codes, deaths and rank, and which of the paper's data "
+        "sets it stands for",
     )
     return Section("The data", _CHOSEN, [], [table], [])
 

@@ -66,12 +66,12 @@ def section(plan: Plan, results: Results) -> Section:
             rows += _rows(plan, data, results)
     return Section(
         "Privacy: factor match against epsilon",
-        "The factor match score (FMS) compares shared factors. *With itself*, the paper's measure, "
-        "compares a system with its noiseless run from the same starting point. *With a fit* is "
-        f"the mean FMS against {len(_REFERENCES)} noiseless fits from other starting points. The "
-        "ceiling is another noiseless fit, and the null is a fit to shuffled patients. All are "
-        f"means over starting points of the system (number: {plan.starts}). A high FMS *with "
-        "itself* alone proves nothing: a system that stays at its starting point has one too.",
+        "The factor match score (FMS) compares shared factors. *FMS with itself*, the paper's "
+        "measure, compares a system with its noiseless run from the same starting point. *FMS with "
+        f"a fit* is the mean FMS against {len(_REFERENCES)} noiseless fits from other starting "
+        "points. The ceiling is the mean FMS between these fits. The null is the *FMS with a fit* "
+        "of models of shuffled patients. A high *FMS with itself* proves nothing: a fit that never "
+        "leaves its starting point has one too.",
         _figures(data_sets, rows),
         [
             Table(

@@ -19,7 +19,7 @@ For the full MIMIC-III or all of SynPUF, make a cohort first:
     dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
-These commands were tested only on the demos."""
+These commands were tested only on demo data."""
 """Commands for readers with access to the restricted data."""
 
 _COMPARED = """\
@@ -139,7 +139,7 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
     lines = [
         "## How this page was made", "",
         f"`{made}` wrote this page and its CSV files from {state.finished} fits "
-        f"({state.seconds / 60:.0f} minutes on one core, code {state.code}). "
+        f"({state.seconds / 60:.0f} minutes on one core; hash of the code: {state.code}). "
         f"{_link('settings', files)} lists every system's settings. Delta is {DELTA:g}, as in the "
         "paper. The noise is seeded, so that runs can be repeated, and protects no patient.", "",
     ]  # fmt: skip

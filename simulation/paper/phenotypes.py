@@ -38,9 +38,9 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Phenotypes",
         "A phenotype's coefficient is the change in the log odds of death per standard deviation "
-        "of the membership. One maximum-likelihood fit gives all coefficients. Wald's p-values are "
-        "not corrected for the number of phenotypes. Counts below ten are not shown. No privacy "
-        "guarantee covers these figures, because they come from patient factors.",
+        "of the membership. One maximum-likelihood fit gives all coefficients. Wald p-values are "
+        "not corrected for multiple testing. Counts below ten are not shown. No privacy guarantee "
+        "covers these figures, because they come from patient factors.",
         [],
         tables,
         [],
@@ -52,7 +52,7 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
     made = [
         Table(
             f"phenotypes_{name}", _leading(tables["global"]), _DIGITS,
-            f"the leading phenotypes by lambda, from {SYSTEMS['exact'].title}",
+            f"the leading phenotypes by weight (lambda), from {SYSTEMS['exact'].title}",
         )
     ]  # fmt: skip
     if data.distinct:
@@ -115,7 +115,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
         f"counterparts, in each model, of the phenotype most specific to {site} "
-        f"({100 * weight[column]:.0f} % of its squared norm), with cosines to the model w/o DP",
+        f"({100 * weight[column]:.0f} % of its squared patient loadings are there), with cosines "
+        "to the model w/o DP",
     )  # fmt: skip
 
 

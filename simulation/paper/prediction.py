@@ -71,19 +71,19 @@ def section(plan: Plan, results: Results) -> Section:
         pairs += _paired(plan, data, group, results)
     return Section(
         "Utility: AUC of in-hospital death against rank",
-        "Logistic regression is fitted to the memberships of 60 % of the patients and tested on "
-        f"the others, with the same {plan.splits} splits for all systems. The AUC of a split is "
-        f"the mean over starts (number: {plan.starts}), and ± is the standard deviation over "
-        "splits. *Random factors* are the exact solver's factors with shuffled columns. The last "
-        "site resembles the paper's neonatal unit: its patients are unlike all others, so it has "
-        "its own regression. Confidence intervals come from the corrected resampled t-test "
-        "(Nadeau and Bengio 2003).",
+        "Logistic regression is fitted to the phenotype memberships (rows of the patient factor) "
+        f"of 60 % of the patients and tested on the others, with the same {plan.splits} splits for "
+        "all systems. *Random factors* are the exact solver's factors with the values in each "
+        "column shuffled. The last site resembles the paper's neonatal unit: its patients are "
+        "unlike all others, so it has its own regression. Confidence intervals come from the "
+        "corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
             Table(
                 "auc",
                 rows,
-                about="AUC of every system and rank, and the paper's AUC on MIMIC-III",
+                about="AUC of every system and rank (± standard deviation over splits), and the "
+                "paper's AUC on MIMIC-III",
             ),
             Table("auc_paired", pairs, about="paired differences at every rank"),
             Table(

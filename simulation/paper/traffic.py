@@ -53,10 +53,9 @@ def section(plan: Plan, results: Results) -> Section:
     sites = [_by_sites(data, results) for data in _SITES]
     return Section(
         "Traffic",
-        "Traffic is the size of all sites' Flower messages in both directions, with R = 50. TRIP's "
-        "sites also send one multiplier for each value in a factor. The multipliers sum to zero "
-        "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`). The "
-        "paper gives the duration of an unknown number of rounds, so only ratios can be compared.",
+        "Traffic is the size of all sites' Flower messages in both directions, at rank 50. TRIP's "
+        "sites also send one Lagrange multiplier per factor value. These multipliers sum to zero "
+        "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`).",
         [],
         [
             Table(

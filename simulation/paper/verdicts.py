@@ -17,12 +17,12 @@ Case = Literal["supports", "contradicts", "open"]
 Answer = Literal["yes", "partly", "no", "undecided", "not measured"]
 LEVEL = 0.95
 RULE = (
-    f"A case, such as two systems on one data set, is judged by the {100 * LEVEL:.0f} % confidence "
-    "interval of a mean paired difference. Pairs share a starting point (RMSE) or a split of the "
-    "patients (AUC). A case supports the claim if the interval lies on the claimed side of zero, "
-    "and contradicts it if the interval lies on the other side. All other cases are open. The "
-    "verdict is **yes** if all cases support the claim, **partly** if some do, **no** if none does "
-    "and some contradict it, and **undecided** if all are open. Cases of patient mode do not count."
+    f"A case is judged by the {100 * LEVEL:.0f} % confidence interval of a mean paired difference, "
+    "for example between two systems on one data set. Pairs share a starting point (RMSE) or a "
+    "split of the patients (AUC). A case supports the claim if the interval lies on the claimed "
+    "side of zero, contradicts the claim on the other side, and is otherwise open. The verdict is "
+    "**yes** if all cases support the claim, **partly** if some do, **no** if none does and some "
+    "contradict it, and **undecided** if all are open. Verdicts ignore patient mode, which is ours."
 )
 """The rule for all verdicts, as stated on the page."""
 

@@ -269,7 +269,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _text(place: Place, column: str) -> str:
-    """Return error text with the rule for identifiers and codes, and how to repair the table."""
+    """Return error text that states the rule for identifiers and codes, and how to mend a table."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -278,7 +278,7 @@ def _text(place: Place, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Place, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load and check a file as the table ``loaded``. Return row counts, keyed by SQL condition."""
+    """Load and check the table ``loaded``. Return how many rows match each SQL condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -369,7 +369,7 @@ def _hint(
 def _refuse_header(
     connection: Connection, table: str, place: Place, columns: Mapping[str, str]
 ) -> None:
-    """Refuse rows that repeat the header. `columns` maps columns to their names in the file."""
+    """Refuse rows that repeat the file's header. `columns` gives the file's name of each column."""
     header = " AND ".join(
         f"lower({column}) = {literal(name.lower())}" for column, name in columns.items()
     )
@@ -381,7 +381,7 @@ def _refuse_header(
 
 
 def _minutes(time: str, time_format: str) -> str:
-    """Return SQL for minutes since 1970, plus `_ZONED` (UTC offset), or `_MISTIMED` (invalid)."""
+    """Return SQL for minutes since 1970. `_ZONED` marks UTC offsets, `_MISTIMED` invalid times."""
     whole = "floor(epoch_us({}) / 60000000)::BIGINT"
     if time_format:
         minutes = whole.format(f"try_strptime({time}, {literal(time_format)})")
@@ -466,7 +466,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
 ) -> Place:
-    """Load a value per patient as ``facts``. In `example` (a hint in errors), ``{}`` is a file."""
+    """Load one value per patient into ``facts``. Errors suggest `example` (``{}`` is the file)."""
     place, patient, column = table.file, table.patient, table.column
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),

@@ -8,14 +8,14 @@ A directive above a statement states the statement's purpose:
   ``FILE``, and values must have the columns' types. Words such as ``NULL`` are missing values.
   ``NOT NULL`` rejects missing values, ``UNIQUE`` rejects duplicates, and the source may lack a
   column with ``DEFAULT NULL``. Further lines may follow: ``-- @where SQL`` keeps only rows that
-  meet a condition, in which all columns are text. ``-- @there SQL`` is a filter that a source
-  database applies itself. ``-- @optional CONSEQUENCE`` marks a table that stays empty if the source
-  lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``,
-  ``code_2``, ... into a list of distinct values. A star in ``FILE`` stands for any text. All
-  matching tables are then combined. The column ``part`` contains the text that matched the star.
+  meet a condition, in which all columns are text. ``-- @there SQL`` is a condition that a source
+  database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that stays empty
+  if the source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's columns
+  ``code_1``, ``code_2``, ... into a list of distinct values. A star in ``FILE`` stands for any
+  text. All matching tables are then combined, and the column ``part`` contains the matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
   package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for tables (or other places) and row counts, to be reported as WHAT.
+- ``-- @count WHAT``: a query for a table's name (or another place) and a count, reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that counts, for each place, the rows that break a
   requirement. A count above 0 is an error.
 - ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
@@ -100,8 +100,8 @@ class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
     If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL receives a map. If
-    such an option is named ``mode``, the pairs' names are the feature modes. If the default is an
-    array, the option's value is a list of codes, which the command line reads from a file.
+    such an option is named ``mode``, each NAME is a feature mode. If the default is an array, the
+    option's value is a list of codes, which the command line reads from a file.
     """
 
     help: str
@@ -158,7 +158,7 @@ class Script:
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all options' values or defaults. Refuse a value that an option does not allow."""
+        """Return each option's value or default. Refuse a value that an option does not allow."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
             if option.choices and values[name] not in (*option.choices, option.default):
@@ -247,7 +247,7 @@ def read(
 
 @dataclass
 class _Work:
-    """The state of a running script, whose SQL can use `values`. `labels` lists labels so far."""
+    """A running script's state: the placeholders' `values`, and the `labels` added so far."""
 
     script: Script
     connection: Connection
@@ -304,7 +304,7 @@ class _Work:
             connection.execute(sql)
 
     def _filled(self, sql: str) -> str:
-        """Return SQL in which options' names, such as ``$name``, are replaced by their values."""
+        """Return SQL in which placeholders, such as ``$name``, are replaced by their values."""
         for name in _VALUE.findall(sql):
             if name not in self.values:
                 raise DataError(f"{self.script.name}.sql: there is no option {name}")
@@ -316,7 +316,7 @@ class _Work:
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
-        """Create a table with `sql`. Fill it from the source, unless directives leave it empty."""
+        """Create a table with `sql`. ``@when`` or ``@optional`` may leave the table empty."""
         connection, name = self.connection, statement.what
         into = self._created(sql)
         connection.execute(sql)
@@ -387,7 +387,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` is a query with columns patient, begun, ended. Overlapping stays count as one.
+        `stays` is a query for ``patient``, ``begun`` and ``ended``. Overlapping stays count as one.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
@@ -419,7 +419,7 @@ class _Work:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Match `name` against the tables, and return the distinct texts that its star matched."""
+    """Return the distinct texts that the star in `name` stands for in the names of `tables`."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

@@ -2,21 +2,21 @@
 
 Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row of this file records one
 release: the request, the privacy cost and the float32 values that were sent. If the values have no
-noise, or are a share of a secure sum, the row contains only a hash of the values. The budget
-belongs to the site's patients, so the costs of all jobs and all data files count toward the budget.
+noise, or are a share of a secure sum, the row contains only a hash of the values. All jobs and all
+data files of a site share one privacy budget.
 
 *Durability.* `Ledger.charge` returns only after one transaction has written the row and the
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
 by deleting the journal. Without ``synchronous=EXTRA``, a power loss could undo this deletion, and
 the row would be lost. A new ledger is first written to a temporary file, so an empty or truncated
-ledger always means damage. In simulations (`durable` is False), the operating system may wait.
+ledger always means damage. In simulations (`durable` is False), writes may be delayed.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
 edits. A file next to the ledger (see `noted_head`) contains the ledger's newest head: the number of
-rows and the last hash. If an old copy replaces the ledger, the copy does not match this head. To
-detect that both files were rewritten, keep copies of the heads in the site's log elsewhere.
+rows and the last hash. If an old copy replaces the ledger, the copy does not match this head. Keep
+a copy of the site's log, which lists all heads, to detect that both files were rewritten.
 
 *Secrecy.* A head reveals only the number of rows, because each row includes random bytes. A row
 contains only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger.

@@ -232,7 +232,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the newest head's file. The name cannot clash with a job's file."""
+    """Return the path of the file that contains the ledger's newest head."""
     return ledger.with_name(f"{ledger.name}-head")
 
 

@@ -33,7 +33,7 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 class Ledger:
     """A site's open ledger, which must be closed or used as a context manager.
 
-    If a row's hash is wrong, every method that reads the ledger, except `verify`, raises an error.
+    If the ledger is damaged, every method that reads it, except `verify`, raises an error.
 
     If `create` is true, a missing ledger is created. The caller must be sure that the site never
     had a ledger, because a new ledger has no charges. If `durable` is true, `charge` returns only
@@ -109,9 +109,9 @@ class Ledger:
         has changed within the job, or if a different release is recorded for the round.
 
         `terms` is the digest of the settings that must not change within a job. `expected` is the
-        head of the rows for which the budget was checked. If another process has made a charge
-        since then, a new release is refused. `last_look` is called just before the commit. If
-        `last_look` raises an exception, nothing is charged.
+        ledger's head when the budget was checked. If another process has made a charge since then,
+        a new release is refused. `last_look` is called just before the commit. If `last_look`
+        raises an exception, nothing is charged.
         """
         self._check_own()
         payload = pack(release.arrays)
@@ -142,7 +142,7 @@ class Ledger:
     # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Return all problems with the file, hashes, released bytes, `noted` or the head file.
+        """Return all problems found in the ledger file, its hashes, released bytes and heads.
 
         `noted` is an earlier head, whose row must still exist unchanged. If `noted` is None, the
         removal of the newest rows may go undetected. The returned texts contain no released values.
@@ -202,7 +202,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether a release is recorded. Raise an error if it conflicts with other rows."""
+        """Return whether a release is recorded, or raise an error if it contradicts a row."""
         # Within a job, round numbers always increase.
         last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
@@ -228,7 +228,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check the owners of the ledger and of its journal, which could alter the ledger."""
+        """Raise an error if other users could change the ledger, its folder or its journal."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 
@@ -285,7 +285,7 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
 def back_up(folder: Path, target: Path) -> Head:
     """Copy the ledger from a site's folder to `target`, and check the copy.
 
-    Return the copy's head, which should be stored separately from the copy.
+    Return the copy's head. Keep the head elsewhere, to detect later changes to the copy.
     """
     path = target / LEDGER
     with Ledger(folder, create=False) as ledger, translated(path):

@@ -40,7 +40,7 @@ _SENT_BITS, _MASKED_BITS = 12, 32
 
 
 class Facts(NamedTuple):
-    """Public facts about a run. Unknown numbers are 0. `sizes` counts each mode's kept codes."""
+    """A run's public facts. Unknown numbers are 0. `sizes` is the number of kept codes per mode."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -67,8 +67,8 @@ class Facts(NamedTuple):
     def signal(self, rho: float) -> float:
         """Return the signal of a refinement with zCDP cost `rho`, or 0 if the signal is unknown.
 
-        The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. The noise is all sites', for contributions of norm 1.
+        The signal is the number of patients per phenotype, divided by the norm of one phenotype's
+        noise in the largest mode. This noise is that of all sites, for contributions of norm 1.
         """
         if not self.known:
             return 0.0
@@ -77,10 +77,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity that could improve the forecast without other changes.
+    """A quantity whose change alone could improve the forecast.
 
-    `good` is the value that gives the `Outlook` a good verdict, or 0 if no value does. `chance` is
-    the forecast after doubling the quantity, or after halving the rank or the number of codes.
+    `good` is the value at which the verdict becomes good, or 0 if there is none. `chance` is the
+    forecast after the quantity is doubled (`rank` and `codes`: halved).
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -117,8 +117,8 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` is for the largest release, without patients' data. `server` is for the start, and is 0
-    if the number of sites is unknown. If codes are many, `codes` suggests a `codes` setting.
+    `memory` covers the largest release, but not the patients' data. `server` covers the start, and
+    is 0 if the number of sites is unknown. If there are many codes, `codes` proposes to keep fewer.
     """
 
     memory: int
@@ -133,7 +133,7 @@ def chance_of(strength: float) -> float:
 
 
 def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run at Gaussian-DP cost `mu`. `start` is the starting release's zCDP cost."""
+    """Forecast a run with Gaussian-DP cost `mu`. `start` is the starting release's zCDP cost."""
     if not facts.known:
         sentence = "The outlook is unknown: set patients and sites to public estimates."
         return Outlook("unknown", sentence, math.nan, math.nan, ())
@@ -162,7 +162,7 @@ def delta_warning(delta: float, patients: int) -> str:
 
 
 def needs_of(counts: Sequence[int], facts: Facts, chosen: str) -> Needs:
-    """Return the memory and traffic that a run needs. `chosen` is the setting `codes`."""
+    """Return the memory and traffic that a run needs. `chosen` is the value of `settings.codes`."""
     slots, bits, learned = 1, _SENT_BITS, facts.sites
     if facts.sharing:
         slots, bits, learned = facts.sharing.slots, _MASKED_BITS, facts.sharing.slots
@@ -182,8 +182,8 @@ def _levers(
 ) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    Strength is proportional to mu and to the number of patients, and inversely proportional to the
-    square roots of the rank and the code count. In secure sums, more sites add little noise.
+    Strength is proportional to mu and the number of patients, and inversely proportional to the
+    square roots of the rank and the number of codes. In secure sums, extra sites add little noise.
     """
     lacking = GOOD_STRENGTH / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
@@ -206,7 +206,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a `codes` setting that keeps up to `most` codes. Modes with few codes keep all."""
+    """Return a `codes` setting for up to `most` codes in total. Small modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))

@@ -29,7 +29,7 @@ def add_pairs(
 
     `starts` holds the index of each patient's first cell, and `offsets` that of each mode's first
     code. Both lists end with the index after the last cell or code. `total` is the strict upper
-    triangle over all codes, row by row.
+    triangle of a matrix with a row and a column per code, row by row.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
@@ -52,8 +52,8 @@ def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array
     """Assign consecutive numbers to one patient's distinct codes, mode by mode, in ascending order.
 
     Return three arrays. The first lists the distinct codes, as positions among the codes of all
-    modes. The second holds the first number assigned in each mode, and ends with the total. The
-    third, of shape (cells, modes), lists the numbers of each cell's codes.
+    modes. The second holds the first number assigned in each mode, and ends with the number of
+    codes. The third, of shape (cells, modes), lists the numbers of each cell's codes.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
@@ -100,7 +100,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 @compiled()
 def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
-    """For each pair of cells in a column of the unfolding, add the counts' product to `pairs`."""
+    """For any two cells in a column of the unfolding, add the product of counts to `pairs`."""
     cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1

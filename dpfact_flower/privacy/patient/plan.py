@@ -71,9 +71,9 @@ MOST_VALUES = 2 * 10**8
 class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
-    `start_share` is the start's fraction of the budget, without the cost of code counts. Every mode
-    is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. In the
-    server's average over rounds, `memory` is the weight of earlier rounds.
+    `start_share` is the start's fraction of the budget that is left after the code counts. Every
+    mode is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. In
+    the server's average over rounds, `memory` is the weight of earlier rounds.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -115,7 +115,7 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a run in patient mode. `sizes` counts each mode's codes, and `sites` is 0 if unknown.
+    """Plan a patient-mode run. `sizes` holds each mode's number of codes. `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
     planned values, which also depend on `sites` and ``settings.patients``. The server sends the
@@ -192,8 +192,8 @@ def total_rho(epsilon: float, delta: float) -> float:
 class _Split(NamedTuple):
     """The zCDP costs of the releases for the code counts, the start and each refinement.
 
-    `codes` is 0 if codes are not counted. `share` is the start's fraction of the budget, without
-    `codes`. Every mode is refined `rounds` times.
+    `codes` is 0 if codes are not counted. `share` is the start's fraction of the budget that is
+    left after the code counts. Every mode is refined `rounds` times.
     """
 
     codes: float
@@ -210,7 +210,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget among the releases, and choose the settings that are not set."""
+    """Divide a budget among the releases, and choose values for settings that are not set."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds

@@ -1,4 +1,4 @@
-"""Define the kinds of releases in patient mode, plan single releases, and add noise to sums.
+"""Define patient mode's kinds of releases and `PlannedRelease`, and add noise to sums.
 
 To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses releases on the server
 (`server.patient`). All other code looks up a kind by its name.
@@ -35,10 +35,10 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 class PlannedRelease:
     """One release in a plan.
 
-    `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` bounds the
-    norm of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho`
-    is the zCDP cost, and ``sqrt(2 rho)`` the Gaussian-DP cost. In secure sums, `count` is the
-    number of values per slot, and `sharing` defines how sites share the noise.
+    `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
+    of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho` is
+    the zCDP cost, and ``sqrt(2 rho)`` the Gaussian-DP cost. In secure sums, `count` is the number
+    of values per slot, and `sharing` defines how sites share the noise.
     """
 
     kind: str
@@ -164,13 +164,13 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step size, of which all released values are multiples, or 0 if unknown."""
+    """Return the step of which all released values are multiples, or 0 if the step is unknown."""
     events = release.events
     return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
 
 def rounded(noisy: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
-    """Convert integers in grid units to the nearest multiples of `_step`. Halves are rounded up."""
+    """Convert integers in grid units to the nearest multiples of `_step`. Ties are rounded up."""
     fine = SIGMA_BITS - _FINE_BITS
     return ((noisy + (1 << (fine - 1))) >> fine) * np.float64(_step(sigma))
 

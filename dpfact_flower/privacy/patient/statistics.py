@@ -74,8 +74,8 @@ class BoundedSum:
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Compute a weighted count of the patients with each code.
 
-    A contribution has a 1 for each of the patient's codes, scaled to norm 1. The sum has one value
-    per code, mode by mode. Adding or removing a patient changes the sum by at most 1 in L2 norm.
+    A contribution is a vector over the codes of all modes: 1 for the patient's codes, else 0,
+    scaled to norm 1. Adding or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     scale = _units(1.0, sigma)
@@ -113,9 +113,9 @@ def refinement(
     (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for
     `mode`, with columns multiplied by the entries of a_i. If the joint norm of M_i and a_i a_i^T
     exceeds `bound`, both are scaled down by the same factor. The update therefore remains a
-    weighted least-squares problem. The sum contains the rows of sum_i M_i, then the `triangle`
-    (with diagonal) of sum_i a_i a_i^T. Adding or removing a patient changes the sum by at most
-    `bound` in L2 norm.
+    weighted least-squares problem. The sum contains the rows of sum_i M_i, then the upper triangle
+    of sum_i a_i a_i^T (see `tensor.triangle`). Adding or removing a patient changes the sum by at
+    most `bound` in L2 norm.
 
     `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
     infinite ridge excludes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
@@ -147,7 +147,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return `_SAFETY` times the grid units per unit of value. Refuse sums that could overflow."""
+    """Return the grid units per unit of value, times `_SAFETY`. Refuse sums that could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -236,8 +236,8 @@ def _products(
 ) -> int:  # fmt: skip
     """Compute one patient's MTTKRP for `mode`. Return how many codes of that mode the patient has.
 
-    Fill `rows`, `product` and `score` (the inner product of the patient's slice with each f_r). All
-    entries of `slot` are -1 before and after the call.
+    Fill `rows`, `product` and `score` (the inner products of the patient's slice with the
+    phenotypes). All entries of `slot` are -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -265,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply `product` by the non-zeros of `a`. Return the joint norm of `product` and a a^T."""
+    """Multiply columns of `product` by the non-zeros of `a`. Return the joint norm with a a^T."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros

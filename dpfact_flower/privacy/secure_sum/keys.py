@@ -58,7 +58,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return the first 32 hex digits of a key's SHA-256, in groups of four to compare by phone."""
+    """Return the first 32 hex digits of a key's SHA-256 in groups of four, to be read aloud."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -90,7 +90,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites needed to unmask a sum: the colluding sites and over half of the others.
+        """Number of sites needed to unmask a sum: all colluding sites and over half of the others.
 
         Each honest site helps to unmask only one attempt, so at most one attempt can be unmasked.
         """

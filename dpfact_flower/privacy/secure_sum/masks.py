@@ -1,8 +1,8 @@
 """Mask 64-bit words by adding keystreams modulo 2**64, derive keys, and split seeds into shares.
 
-Of each masked word, only the 8 * width bits from bit `LOW` on are sent. Dropping the other bits of
-a *masked* word is post-processing, which costs no privacy. Rounding a vector before masking would
-not be post-processing, because a sum of rounded vectors is not a function of the exact sum.
+Only 8 * width bits of each masked word, from bit `LOW` on, are sent. Dropping the other bits of a
+*masked* word is post-processing, which costs no privacy. Rounding a vector before masking would not
+be post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -39,8 +39,8 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int | None, ratio: float) -> int:
     """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
-    In standard deviations of one site's noise, each patient adds at most `ratio`, and the noise is
-    assumed to be at most 64. The sent bits can hold a sum 16 times as large.
+    `ratio` is a patient's largest contribution in standard deviations of one site's noise. In this
+    unit, the sent bits can hold sums up to 16 * (patients * ratio + 64), with 64 for the noise.
     """
     if patients is None:
         return MOST_WIDTH

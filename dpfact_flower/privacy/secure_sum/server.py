@@ -34,8 +34,8 @@ def summed(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors. Unsent low bits are replaced by their expected value.
 
-    For each member, the missing bits add a uniform error with a range of 2**16. This variance is
-    about a millionth of the noise variance. `answers` must hold every member's answer to
+    For each member, the missing bits add a uniform error with a range of 2**16, whose variance
+    is about a millionth of the noise variance. `answers` must hold every member's answer to
     `question`, and `unopened` must return an empty list. `openings` is unused if `dropouts` is 0.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)

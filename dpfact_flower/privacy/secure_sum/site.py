@@ -1,4 +1,4 @@
-"""From a site's stored state, compute the site's next state and messages in a secure sum.
+"""Compute a site's next state and messages in a secure sum from the site's stored state.
 
 Before a site sends a message, the `JobSecrets` and `RoundState` on which the message depends must
 be on the site's disk. The functions in this module enforce three rules:
@@ -100,7 +100,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Create a site's secrets for a job, with a fresh key. Only `member` is sent to the server."""
+    """Create a site's secrets for a job, with a fresh key. Only the field `member` may be sent."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:

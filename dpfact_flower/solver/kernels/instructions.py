@@ -8,9 +8,9 @@ Operations on vectors emit LLVM's vector instructions, which LLVM translates for
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles a separate kernel, with unrolled loops, for each number of registers. A
 memory location is given by a `pointer` and an offset, counted in values. Bounds are not checked.
-Passing a pointer costs no time, but passing an array does, because numba counts references at each
-call. A pointer does not keep its array alive, so take pointers only to a kernel's arguments.
-Operations treat a number as a vector whose values all equal that number.
+Kernels pass pointers instead of arrays to avoid numba's reference counting at each call. A pointer
+does not keep its array alive, so take pointers only to arrays that the kernel's caller holds.
+Operations broadcast a number to all values of a vector.
 """
 
 from collections.abc import Callable, Sequence

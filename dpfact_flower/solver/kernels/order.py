@@ -60,8 +60,8 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. For each visit, a yielded block holds the row numbers in the
-    factor stack and the count. A drawn cell's count is the negated weight, or 0 for a non-zero.
+    `model` holds the stacked factors for drawing zero cells. A visit consists of row numbers in the
+    stack and a count: an entry's value, a zero cell's negated weight, or 0 if a draw hit an entry.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -93,7 +93,7 @@ def _draw_entries(
     indices: Array, values: Array, offsets: tuple[int, ...], start: int, seed: np.uint64,
     number: int, places: Array, rows: Array, counts: Array,
 ) -> None:  # fmt: skip
-    """Write a block's entries in random order to the positions that zero cells do not take."""
+    """Write a block's entries to the positions in `places`, in random order."""
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates
         other = np.int64(random_number(seed, number + s) * (s + 1))
@@ -200,7 +200,7 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Draw a block's zero cells (count -1) at random positions. Return the next unused number.
+    """Draw zero cells (count -1) at random positions. Return the next `number` for `random_number`.
 
     The positions without a zero cell are written to `places` in ascending order. The last four
     arguments come from `_ZeroCells.terms`: the probability of a uniform draw, and the tables for
@@ -261,7 +261,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw one of the positions low..high-1 from row r of a table. `share` is random, in [0, 1)."""
+    """Draw one of positions low..high-1 from row r of a table, given a random `share` in [0, 1)."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

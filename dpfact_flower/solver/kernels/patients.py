@@ -8,7 +8,7 @@ A's MTTKRP. A positive l2,1 weight couples patients because it shrinks whole col
 case `exact` uses `update_patients` instead of this module.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
-gradients of `STRIP` columns stay in registers while they are computed.
+gradients of `STRIP` columns are computed together, in registers.
 """
 
 import itertools
@@ -108,7 +108,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update several blocks' rows, add up `out` and `gram`, and return the old <X, M>."""
+    """Update several blocks' rows, add terms to `out` and `gram`, and return the old <X, M>."""
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):
@@ -135,7 +135,7 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Copy a block's rows of A, compute their MTTKRP, and return the inner product of both."""
+    """Copy a block of A to `rows`, compute its MTTKRP `product`, and return <rows, product>."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     fibres, factors, kept = pointer(patients), pointer(stack), pointer(sums)
@@ -224,7 +224,7 @@ def _scatter(
 def _add_gram(
     registers: Registers, outers: Registers, rank: int, rows: Array, count: int, gram: Array
 ) -> None:
-    """Add the Gram matrix of the first `count` rows to `gram`, which is stored slice by slice."""
+    """Add the Gram matrix of `count` rows to `gram`, where each slice of columns is contiguous."""
     width, size = rows.shape[1], WIDTH * len(registers)
     at, found = pointer(rows), pointer(gram)
     for column in range(0, width, size):

@@ -48,10 +48,10 @@ class Step:
     """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
     `gamma` is the elastic weight. Visits to entries also pull feature rows towards the anchors, but
-    visits to zero cells do not. For each row, `clip` bounds the 2-norm of the data term's gradient
-    times the visit's weight. If `clip` is 0, there is no bound. `floor` is the smallest value
-    allowed in a factor: 0 or minus infinity. The step size for a patient's row is multiplied by
-    `patients`, and the bound on the step by the square root of `patients`.
+    visits to zero cells do not. `clip` limits the 2-norm of a row's step, without the elastic pull,
+    to eta * clip. If `clip` is 0, there is no limit. `floor` is the smallest value allowed in a
+    factor: 0 or minus infinity. For patients' rows, eta is multiplied by `patients`, and the limit
+    eta * clip by the square root of `patients`.
     """
 
     eta: float
@@ -68,7 +68,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
     factors, and `anchors` from the global feature factors. Row q of `anchors` corresponds to the
     q-th row of `stack` after the patients' rows. `rows` holds row numbers in `stack`. `counts`
-    holds each entry's count, and each sampled zero cell's negated weight. A count of 0: no step.
+    holds each entry's count and each sampled zero cell's negated weight. 0 means no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -118,7 +118,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Take `any_number`'s steps, for three modes. Products of rows stay in registers."""
+        """Take the same steps as `any_number` for three modes, with row products in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -191,7 +191,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that it moves a row by at most `longest` (if 0: no limit)."""
+    """Return `step`, shortened to move a row by at most `longest` unless `longest` is 0."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
@@ -208,7 +208,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move each of three rows along the product of the other two rows before the move."""
+    """Move each of three rows along the element-wise product of the other two rows' old values."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
