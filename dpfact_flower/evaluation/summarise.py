@@ -18,8 +18,8 @@ from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.membership import scores
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
+from dpfact_flower.evaluation.prevalence import phenotype_table, site_usage
 from dpfact_flower.evaluation.summary import (
     Errors,
     Exchange,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from dpfact_flower.evaluation.page import library
 from dpfact_flower.evaluation.prose import certainties, headline, titles, uninformative_message
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.tables import SharedPhenotypes
+from dpfact_flower.evaluation.tables import Replication, SharedPhenotypes
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
 from dpfact_flower.server.history import RoundRecord, read_history, write_history
@@ -37,6 +37,7 @@ class Run:
     `model` holds the phenotypes that all sites share, and `summary` holds the content of
     ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
     phenotypes over all sites' patients, if known. `folder` is None if the run is only in memory.
+    `replications` holds matches in other runs, and `reviewed` holds chart reviews.
     """
 
     model: GlobalModel
@@ -46,15 +47,19 @@ class Run:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     folder: Path | None = None
+    replications: tuple[Replication, ...] = ()
+    reviewed: Mapping[int, run_folder.Review] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
         """Read a finished run of a simulation or a deployment from its folder."""
         place = Path(folder)
-        config = run_folder.read_config(place)
+        config, model = run_folder.read_config(place), GlobalModel.read(place)
         return cls(
-            GlobalModel.read(place), run_folder.read_summary(place), tuple(read_history(place)),
+            model, run_folder.read_summary(place), tuple(read_history(place)),
             run_folder.read_phenotypes(place), config["run-config"], config["versions"], place,
+            run_folder.read_replications(place, model.rank),
+            run_folder.read_names(place, model.rank).reviewed,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
@@ -68,8 +73,11 @@ class Run:
         run_folder.write_summary(place, self.summary)
         run_folder.write_phenotypes(place, self.tables)
         write_history(place, self.records, durable=False)
-        if self.model.names:
-            run_folder.write_names(place, run_folder.Names(dict(self.model.names)), self.model.rank)
+        names = run_folder.Names(dict(self.model.names), dict(self.reviewed))
+        if names != run_folder.Names():
+            run_folder.write_names(place, names, self.model.rank)
+        if self.replications:
+            run_folder.write_replications(place, self.replications)
         return replace(self, folder=place)
 
     def __fspath__(self) -> str:
@@ -92,12 +100,11 @@ class Run:
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
         """Return the codes of each phenotype, which reveal no more than the model.
 
-        If `folder` holds a comparison with other runs, the column ``certainty`` is based on it.
+        If there are `replications`, the column ``certainty`` is based on them.
         """
-        others = run_folder.read_replications(self.folder, self.model.rank) if self.folder else ()
         frame = self.model.to_frame(top=top)
         frame.insert(1, "title", frame["phenotype"].map(titles(self.model)))
-        sure = certainties(self.model, others, self.summary)
+        sure = certainties(self.model, self.replications, self.summary)
         return frame.assign(certainty=frame["phenotype"].map(sure))
 
     def clinical(self) -> DataFrame:

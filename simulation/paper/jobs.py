@@ -30,7 +30,7 @@ _ROOMS = (
 _CODE = (
     *sorted(_PACKAGE.glob("*.py")),
     *(path for room in _ROOMS for path in sorted((_PACKAGE / room).rglob("*.py"))),
-    *(_PACKAGE / "evaluation" / name for name in ("prediction.py", "phenotypes.py")),
+    *(_PACKAGE / "evaluation" / name for name in ("prediction.py", "prevalence.py")),
     *sorted((_HERE.parent / "baselines").glob("*.py")),
     _HERE.parent / "systems.py",
     *(_HERE / name for name in ("datasets.py", "measures.py", "systems.py")),

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import DIED, Cohort, SiteData
 from dpfact_flower.evaluation.membership import scores
-from dpfact_flower.evaluation.phenotypes import phenotype_table
 from dpfact_flower.evaluation.prediction import (
     plain_regression,
     scaled_regression,
     split_scores,
     training_masks,
 )
+from dpfact_flower.evaluation.prevalence import phenotype_table
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
 from dpfact_flower.solver.exact import update_patients

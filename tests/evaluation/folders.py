@@ -13,7 +13,7 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
+from dpfact_flower.evaluation.prevalence import phenotype_table, site_usage
 from dpfact_flower.evaluation.run_folder import (
     write_config,
     write_model,

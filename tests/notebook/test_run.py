@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from dpfact_flower import Run, SiteSettings, federate
 from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
+from dpfact_flower.evaluation.prose import NOT_FOUND
+from dpfact_flower.evaluation.run_folder import Names, Review, write_names, write_replications
+from dpfact_flower.evaluation.tables import Replication
 from dpfact_flower.notebook.federated import _own_settings
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.site.rules import site_rules
@@ -83,6 +87,18 @@ def test_a_run_is_saved_read_and_pickled(run, tmp_path):
         run.save(tmp_path / "kept")
     with pytest.raises(DataError, match="has no folder"):
         os.fspath(run)
+
+
+def test_chart_reviews_and_matches_in_other_runs_outlast_the_folder(run, tmp_path):
+    folder = run.save(tmp_path / "kept").folder
+    write_names(folder, Names(reviewed={2: Review("keep")}), 3)
+    write_replications(folder, [Replication("other", "", 3, ())])
+    read = Run.read(folder)
+    shutil.rmtree(folder)
+    assert {*read.phenotypes()["certainty"]} == {NOT_FOUND}
+    again = Run.read(read.save(tmp_path / "copy"))
+    assert again.reviewed == {2: Review("keep")}
+    assert again.replications == (Replication("other", "", 3, ()),)
 
 
 def test_a_sites_own_reason_is_raised_where_all_sites_are_here(cohort, cohort_folder, tmp_path):

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
+from dpfact_flower.evaluation.prevalence import phenotype_table, site_usage
 from tests.evaluation.folders import site_of
 
 VOCABULARIES = (
