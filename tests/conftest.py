@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.estimation import certainty
+from dpfact_flower.evaluation import prediction
 from dpfact_flower.machine.threads import thread_count
 from dpfact_flower.server import surrogate_fit
 from dpfact_flower.tensor import SparseTensor
@@ -34,7 +35,7 @@ settings.load_profile("any-machine")
 
 SURROGATES = {(surrogate_fit, "_FEW"): 4_000, (surrogate_fit, "_MANY"): 6_000,
               (surrogate_fit, "_RANDOM"): 4, (certainty, "_SURROGATES"): 1_000,
-              (certainty, "SPLITS"): 2}  # fmt: skip
+              (certainty, "SPLITS"): 2, (prediction, "SPLITS"): 3}  # fmt: skip
 """A tenth of the surrogate patients and a third of the fits, which is fast and enough here."""
 ALL_SURROGATES = [(module, name, getattr(module, name)) for module, name in SURROGATES]
 for (_module, _name), _few in SURROGATES.items():

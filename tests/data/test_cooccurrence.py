@@ -80,7 +80,7 @@ event = st.tuples(
     ids=["encounter", "days", "both", "at once"],
 )
 @settings(
-    max_examples=30,
+    max_examples=12,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

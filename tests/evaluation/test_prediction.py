@@ -21,11 +21,6 @@ def sites():
     return synthetic(SETTINGS).sites
 
 
-@pytest.fixture(autouse=True)
-def few_splits(monkeypatch):
-    monkeypatch.setattr(prediction, "SPLITS", 3)
-
-
 @pytest.fixture(scope="module")
 def members():
     return true_memberships(SETTINGS)
