@@ -145,6 +145,7 @@ def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
     ("sizes", "privacy", "run", "wanted"),
     [(SIZES, NONE, {}, True), (SIZES, NONE, {"start": "random"}, False),
      (SIZES, NONE, {"rounds": 1}, False), (SIZES, PAPER, {}, False),
+     (SIZES, NONE, {"start": "".join(["co", "occurrence"])}, True),
      ((2000, 2000), NONE, {}, True), ((2000, 2001), NONE, {}, True),
      ((2000, 2001), NONE, {"rounds": 2}, False), ((2000, 2001), NONE, {"rounds": 3}, True)],
 )  # fmt: skip

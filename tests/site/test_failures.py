@@ -10,7 +10,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
 from dpfact_flower.site import admission, answer, disclosure, hospital, patient
-from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest_run
+from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest_run, reserve
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.wire.protocol import RoundRequest
@@ -147,6 +147,13 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     pairs, refinement = 21 + 210, 200 * (9 + 12) + 2 * 20_100
     assert largest_run([range(9), range(12)], settings) == bytes_needed(pairs + 100 * refinement)
     assert bytes_to_reserve([], codes, settings) == 2**24  # without noise
+
+
+def test_a_disk_without_room_is_told_how_much_is_needed(tmp_path, monkeypatch):
+    full = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr("dpfact_flower.site.admission.reserved", full)
+    with pytest.raises(StateError, match=r"needs 16 MiB of free disk space.*\(No space left"):
+        reserve(ExitStack(), tmp_path, 2**24)
 
 
 def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(world):

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import SettingsError, StateError
+from dpfact_flower.errors import SettingsError, StateError, shown
 from dpfact_flower.machine import files
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
@@ -61,7 +61,7 @@ class Head(NamedTuple):
         """Parse a head from its text form."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
-            raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
+            raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {shown(text)}")
         return cls(int(match[1]), match[2])
 
 

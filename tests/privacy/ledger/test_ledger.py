@@ -511,6 +511,14 @@ def test_missing_and_damaged_bytes_are_found_where_they_are_needed(written):
                 ledger.release_of("job-1", number)
 
 
+def test_a_damaged_page_that_no_row_is_on_is_found(written):
+    with (written / LEDGER).open("r+b") as file:
+        file.seek(36)  # SQLite's number of free pages
+        file.write((7).to_bytes(4))
+    (problem,) = problems_of(written)
+    assert problem.startswith("SQLite's integrity check: ")
+
+
 def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):
     with Ledger(written, create=True) as ledger:
         rows, head = ledger.rows(), ledger.head()
