@@ -18,8 +18,7 @@ With losses other than squared errors, gradients are large where the model is cl
 step is therefore at most sqrt(eta), the distance that an implicit gradient step would move a value
 of zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
 are multiplied by the mean squared length of patients' rows, divided by that of feature rows. If
-`clip` is set, neither rule applies, because the privacy bound of mode "paper" assumes one step size
-for all rows.
+`clip` is set, neither rule applies, because mode "paper" bounds privacy for a single step size.
 """
 
 import math

@@ -66,8 +66,7 @@ class Solver:
 
         A relative weight is multiplied by the loss's curvature. Solvers with `steps` apply the
         weight at every visit to a row. For squared errors, such solvers therefore divide a relative
-        weight by the mean number of visits per row. For such solvers, eta * gamma is also limited
-        to 1/2.
+        weight by the mean number of visits per row, and limit eta * gamma to 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
