@@ -15,6 +15,7 @@ from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import factor_match_score
+from dpfact_flower.tensor.sparse import as_tensor
 from tests.bits import assert_bits
 
 pytestmark = pytest.mark.usefixtures("all_surrogates")
@@ -163,6 +164,14 @@ def test_the_loss_of_the_counts_finds_what_is_planted_better_than_least_squares(
         assert after > before > 0
         assert least < factor_match_score(found, planted()) < most
         assert_unit_and_positive(found)
+
+
+def test_least_squares_are_not_drawn_to_the_start():
+    rng = np.random.default_rng(2)
+    tensor = as_tensor(np.einsum("i,j,k->ijk", *(rng.random(size) for size in (20, 5, 6))))
+    begun = module._unit([rng.random((size, 1)) for size in (5, 6)])
+    _, share = module._fit(tensor, begun, rng, fit_settings(SolverSettings()))
+    assert share > 0.9999
 
 
 @pytest.mark.slow
