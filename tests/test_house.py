@@ -15,7 +15,7 @@ import dpfact_flower
 
 PACKAGE = Path(dpfact_flower.__file__).parent
 ROOT = PACKAGE.parent
-FLOORS = (
+LAYERS = (
     {"errors"},
     {"settings", "machine"},
     {"tensor"},
@@ -29,8 +29,8 @@ FLOORS = (
     {"server_app", "cli", "notebook"},
     {"__main__"},
 )
-"""Rooms and interface modules, lowest first. Each may import only from lower floors."""
-DOORS = {
+"""Folders and interface modules, lowest first. Each may import only from lower layers."""
+INTERFACES = {
     "client_app", "collect", "dispatcher", "legacy", "secure_rounds", "server_app", "strategy",
 }  # fmt: skip
 FLOWER = {"wire/records.py", "machine/logs.py"}
@@ -39,7 +39,7 @@ FLOWER = {"wire/records.py", "machine/logs.py"}
 
 def modules() -> dict[str, Path]:
     """Path of every module, by its dotted name below the package; the package itself is left out:
-    it names what is public in every room."""
+    it names what is public in every folder."""
     paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
     return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in paths}
 
@@ -78,19 +78,19 @@ def own_modules(path: Path) -> set[str]:
     return found
 
 
-def floor_of(module: str) -> int:
-    room = module.split(".", maxsplit=1)[0]
-    (floor,) = [number for number, rooms in enumerate(FLOORS) if room in rooms]
-    return floor
+def layer_of(module: str) -> int:
+    folder = module.split(".", maxsplit=1)[0]
+    (layer,) = [number for number, folders in enumerate(LAYERS) if folder in folders]
+    return layer
 
 
 def faults(path: Path, module: str) -> list[str]:
-    """Return a file's imports from higher floors, or from another room on the same floor."""
-    room = module.split(".", maxsplit=1)[0]
+    """Return a file's imports from higher layers, or from another folder in the same layer."""
+    folder = module.split(".", maxsplit=1)[0]
     return [
         f"{module} imports {other}"
         for other in own_modules(path)
-        if other.split(".")[0] != room and floor_of(other) >= floor_of(module)
+        if other.split(".")[0] != folder and layer_of(other) >= layer_of(module)
     ]
 
 
@@ -98,8 +98,8 @@ def test_imports_go_down():
     assert [fault for module, path in MODULES.items() for fault in faults(path, module)] == []
 
 
-def test_flower_stays_at_the_doors():
-    allowed = DOORS | {"runtime"}
+def test_only_interface_modules_import_flower():
+    allowed = INTERFACES | {"runtime"}
     elsewhere = [
         path for module, path in MODULES.items()
         if module.split(".")[0] not in allowed
@@ -110,7 +110,7 @@ def test_flower_stays_at_the_doors():
 
 
 def test_no_two_modules_import_each_other():
-    """Check cycles within a room, because `test_imports_go_down` excludes cycles between rooms."""
+    """Check cycles within a folder, because `test_imports_go_down` excludes cycles between folders."""
     needs = {module: own_modules(path) - {module} for module, path in MODULES.items()}
     while free := {module for module, others in needs.items() if not others}:
         needs = {module: others - free for module, others in needs.items() if module not in free}
@@ -118,7 +118,7 @@ def test_no_two_modules_import_each_other():
 
 
 @pytest.mark.parametrize(
-    ("room", "line"),
+    ("folder", "line"),
     [
         ("tensor.sparse", "from dpfact_flower.solver import solve"),
         ("solver.psgd", "from dpfact_flower.privacy.release import Release"),
@@ -126,10 +126,10 @@ def test_no_two_modules_import_each_other():
         ("machine.files", "def f():\n    import dpfact_flower.tensor.sparse"),
     ],
 )
-def test_an_import_that_is_turned_round_is_noticed(tmp_path, room, line):
+def test_an_import_that_is_turned_round_is_noticed(tmp_path, folder, line):
     path = tmp_path / "module.py"
     path.write_text(line)
-    assert len(faults(path, room)) == 1
+    assert len(faults(path, folder)) == 1
 
 
 def test_a_release_is_made_in_privacy_alone():

@@ -1,4 +1,4 @@
-"""Values passed between rooms: they are not changed, and arrays are not compared as a whole."""
+"""Values passed between folders: they are not changed, and arrays are not compared as a whole."""
 
 import dataclasses
 import importlib

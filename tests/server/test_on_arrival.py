@@ -257,6 +257,8 @@ def test_the_last_round_waits_for_what_was_asked_and_asks_nobody_more():
     it = on_arrival(rounds=2)
     close(it, 1, "abc")
     requests = {site: it.ask(site) for site in "abc"}
+    assert {request.round for request in it.questions()} == {2}
+    assert len(it.questions()) == 4  # and one for a site that is not asked yet
     for site in "ab":
         it.take(site, reply(site, requests[site]))
     it.advance("abc", 1.0)

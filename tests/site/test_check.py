@@ -83,6 +83,14 @@ def faults(folder) -> dict[str, tuple[str, ...]]:
     return {each.check: each.faults for each in found if each.faults and each.check != TWO_USERS}
 
 
+@pytest.mark.parametrize(("one", "other"), [("key", "peers"), ("peers", "key")])
+def test_one_file_of_secure_sums_needs_the_other(place, one, other):
+    with (place / "site" / "north.toml").open("a") as config:
+        config.write(f'secure-{one} = "/etc/{one}"\n')
+    ((fault,),) = faults(place).values()
+    assert fault.startswith(f"secure-{other}: must be set")
+
+
 def test_where_all_is_in_force_nothing_is_to_mend(place):
     assert faults(place) == {}
     found = check_site(place / "site" / "north.toml", place / "node" / "north")

@@ -240,7 +240,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Describe the change to a quantity that would make the verdict good, or return ""."""
+    """Describe the change to the lever's quantity that makes the verdict good, or return ""."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

@@ -197,7 +197,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
                     counted[code] = True
                     codes[count] = code
                     count += 1
-        if count > 0:
+        if count:
             units = int(scale / math.sqrt(count))
             for place in range(count):
                 counted[codes[place]] = False
