@@ -278,7 +278,7 @@ def data_events(
 
 @data_app.command("show")
 def data_show(folder: opt.Folder) -> None:
-    """Show the sites that dpfact data wrote, and how much was read, kept and left out."""
+    """Show a cohort's sites, and how many records were read, kept and left out."""
     _show(Cohort.load(folder))
 
 

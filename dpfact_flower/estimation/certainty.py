@@ -52,7 +52,7 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """Draw noise z `SPLITS` times, and yield each draw's halves P + z and P - z as matrices.
+    """Yield P + z and P - z as matrices for `SPLITS` draws of noise z; P is the releases' sum.
 
     `noise` is the standard deviation of the noise in each value of the releases' sum. A half's
     entries have noise of the same standard deviation, because adding z multiplies the standard

@@ -69,7 +69,7 @@ def fit(
 
     A code stays in a factor only if the code improves the fit by more than noise alone would.
     `threshold` is the standard deviation of this noise in one entry of P_t. The fit ends early if a
-    step changes `explained` by less than the fraction `settled`.
+    step changes `explained` by less than `settled` times its value.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

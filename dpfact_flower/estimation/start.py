@@ -247,7 +247,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains (error reductions) of randomly started power iterations.
 
-    `_TRIES` searches start with equal usages. For each site, one starts with usage only there.
+    `_TRIES` searches start with equal usages. One search per site starts with all usage there.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

@@ -218,7 +218,7 @@ def _measured(
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Return the phenotypes' mean coherence in these patients, and the mean for shuffled models.
+    """Return mean coherence, measured in these patients, of the phenotypes and of shuffled models.
 
     A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. A mode has up to
     five leading codes, each with at least a third of the largest weight.

@@ -184,7 +184,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Write the decision, any new name and each `Tally.public_share` to ``names.toml``."""
+    """Write to ``names.toml``: the decision, any new name and the `Tally.public_share` values."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name" and not found.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")

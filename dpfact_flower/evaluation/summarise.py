@@ -166,7 +166,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
 ) -> tuple[Measured, SharedPhenotypes]:
-    """Return measures and phenotype tables. Tables of an uninformative model are empty."""
+    """Return measures and phenotype tables. If a model is uninformative, the tables are empty."""
     watch("measuring", 0.0)
     give_back()  # memory used by the rounds
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors

@@ -104,7 +104,7 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages (Flower's tasks) at a SuperNode. `secret` signs the requests of `claim`."""
+    """Messages at a SuperNode, which Flower calls tasks. `secret` signs the requests of `claim`."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})

@@ -3,8 +3,8 @@
 Flower's servers and Ray launch helper processes. Helpers in a new session outlive a killed parent.
 The parent therefore runs this file as a program (the supervisor), which starts the command. When
 the parent exits, the pipe to the supervisor's stdin closes. The supervisor then terminates the
-command and its helpers. On Linux, the supervisor adopts orphaned descendants, and kills all its
-children until none is left. On other systems, the supervisor terminates only its process group.
+command and its helpers. On Linux, the supervisor adopts orphaned descendants, and keeps killing its
+children until none are left. On other systems, the supervisor terminates only its process group.
 """
 
 import ctypes
