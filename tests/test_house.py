@@ -110,7 +110,7 @@ def test_only_interface_modules_import_flower():
 
 
 def test_no_two_modules_import_each_other():
-    """Check cycles within a folder, because `test_imports_go_down` excludes cycles between folders."""
+    """Check cycles within a folder; `test_imports_go_down` excludes cycles between folders."""
     needs = {module: own_modules(path) - {module} for module, path in MODULES.items()}
     while free := {module for module, others in needs.items() if not others}:
         needs = {module: others - free for module, others in needs.items() if module not in free}
