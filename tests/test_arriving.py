@@ -30,8 +30,7 @@ class Network(Delayed):
     """Sites by node, with their times in seconds, and a clock.
 
     Like a hospital, a site gives the same answer to a repeated question, and refuses other
-    questions of that round. `faults` gives the result of the n-th message to a node in place of the
-    reply.
+    questions of that round. `faults` replaces the reply to the n-th message to a node.
     """
 
     def __init__(self, sites: dict[int, tuple[str, float]], faults=None, online=None) -> None:

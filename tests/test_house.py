@@ -38,8 +38,7 @@ FLOWER = {"wire/records.py", "machine/logs.py"}
 
 
 def modules() -> dict[str, Path]:
-    """Path of every module, by its dotted name below the package; the package itself is left out:
-    it names what is public in every folder."""
+    """Return the path of every module but the package itself, by its dotted name below it."""
     paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
     return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in paths}
 

@@ -43,7 +43,9 @@ Rolled = Annotated[
 ]
 Name = Annotated[str, Option(help="Public name of the site, or of a cohort of several sites.")]
 Memory = Annotated[str, Option(help="Memory that DuckDB may use before it spills to disk.")]
-Least = Annotated[int, Option(help="Merge sites with fewer patients into one named other.", min=1)]
+Least = Annotated[
+    int, Option(help="Merge sites with fewer patients, which reveals their size, into one.", min=1)
+]
 
 
 def _options(

@@ -74,7 +74,7 @@ def plan(
     guarantee = made.guarantee()
     for figure in (*guarantee.figures, *filter(None, [guarantee.alone])):
         say(f"  {figure}")
-    if warning := delta_warning(delta, patients):
+    if warning := delta_warning(delta, patients, sites):
         say(f"warning: {warning}")
     verdict = made.outlook.verdict
     if verdict != "unknown":
@@ -397,7 +397,6 @@ def audit(
     seed: Annotated[int, Option(help="Seed of the audit's choices, not of the noise.", min=0)] = 0,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     as_json: opt.AsJson = False,
-    verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Test the sensitivity and noise of releases in patient mode, and attack these releases.
@@ -417,7 +416,7 @@ def audit(
         audited = synthetic(preset(config.app.synthetic_preset))
     else:
         audited = SiteData.load(path) if path.is_file() else Cohort.load(path)
-    with progress(hidden=verbose or quiet) as watch:
+    with progress(hidden=quiet) as watch:
         findings = run_audits(
             audited, config.solver, config.privacy,
             site=site, state_dir=state_dir, quick=quick, seed=seed, watch=watch,

@@ -114,8 +114,7 @@ def demo(
 ) -> None:
     """Start here: simulate a run with six made-up hospitals and differential privacy.
 
-    The command needs no preparation, and replaces an earlier demo. The output ends with the
-    report's path.
+    The command needs no preparation, replaces an earlier demo, and prints the report's path.
     """
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_summary
 

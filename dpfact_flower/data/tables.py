@@ -182,8 +182,7 @@ class Table(NamedTuple):
     `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
     on these columns are kept. SQLAlchemy databases also apply the SQL condition `there`, in which
-    ``$schema`` stands for the table's schema. With `null_words`, the words of `NO_VALUE` are read
-    as NULL.
+    ``$schema`` stands for the table's schema. With `null_words`, words of `NO_VALUE` become NULL.
     """
 
     name: str

@@ -149,13 +149,14 @@ def first_line(
 ) -> str:
     """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have at least one``.
 
-    `words` are the results of `certainty`. `unit` is what the rows represent, such as patients.
+    `words` are results of `certainty`. `unit` is what the rows represent, such as patients.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
-    if any(words):
-        best = STABLE if {*words} & {STABLE, PARTLY, UNCONFIRMED, NOT_FOUND} else LIKELY
-        sure = words.count(best)
-        parts.append(f"{counted(sure) if sure else 'none'} {'is' if sure < 2 else 'are'} {best}")
+    for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):
+        if {*words} & {best, *others}:
+            sure = words.count(best)
+            are = "is" if sure < 2 else "are"
+            parts.append(f"{counted(sure) if sure else 'none'} {are} {best}")
     if table is not None and isinstance(table.without, float):
         parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have at least one")
     text = "; ".join(parts)
@@ -204,27 +205,29 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe in a sentence what `certainty` returns for `pairs` and `chance`.
+    """Describe what `certainty` returns for `pairs` and, separately, for `chance`.
 
     `same` lists the phenotypes that differ from this one in only one mode.
     """
-    runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
-    word = certainty(pairs, chance)
-    if chance is not None and not pairs:
+    runs, count, own = len(pairs), sum(pair.is_replicated for pair in pairs), ""
+    if chance is not None:
+        own = f"an estimated {percent(chance)} of phenotypes like this are absent in other patients"
         if chance == EVEN and same:
             others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
-            return f"{word.capitalize()}: differs from {others} in one kind of code only."
-        like_this = f"an estimated {percent(chance)} of phenotypes like this"
-        return f"{word.capitalize()}: {like_this} are absent in other patients."
+            own = f"differs from {others} in one kind of code only"
+        own = f"{certainty((), chance).capitalize()}: {own}."
+        if not pairs:
+            return own
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of the {counted(runs)} repeats")
-    return {
+    found = {
         "": "Not checked: this run was not compared with another run.",
         STABLE: f"Stable: found again in {repeats}.",
         PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {any_of}: it may be an artefact.",
-    }[word]
+    }[certainty(pairs)]
+    return f"{found} {own}".strip()
 
 
 def review_sentence(review: Review | None) -> str:

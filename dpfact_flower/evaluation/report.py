@@ -64,7 +64,7 @@ def _content(folder: Path) -> dict[str, Any]:
     unit = f"{summary.row_unit}s"
     reviews = run_folder.read_names(folder, summary.rank).reviewed
     own = cards(model, table, replications, reviews, unit)
-    words = [card["certainty"] for card in own]
+    words = [word for card in own for word in card["certainty"]]
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
     predictions = summary.measured.predictions if summary.measured else {}
@@ -191,7 +191,7 @@ def cards(
                 "text": " ".join(filter(None, sentences)),
                 "codes": {mode: rows[:most] for mode, rows in by_mode.items()},
                 "measured": measured,
-                "certainty": prose.certainty(pairs, chance),
+                "certainty": [*filter(None, (prose.certainty(pairs), prose.certainty((), chance)))],
                 "search": prose.search_words(
                     row.description for rows in by_mode.values() for row in prose.leading(rows)
                 ),

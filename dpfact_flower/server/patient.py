@@ -121,7 +121,7 @@ class PatientRule(ServerRule):
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
-        if warning := delta_warning(self.privacy.delta, self.privacy.patients):
+        if warning := delta_warning(self.privacy.delta, self.privacy.patients, sites):
             _logger.warning("plan: %s", warning)
 
     def needs_quorum(self, round_number: int) -> bool:

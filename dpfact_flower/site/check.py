@@ -44,7 +44,6 @@ _CONNECT_SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
 """Accepted difference, in seconds, from the centre's clock. Flower refuses a clock 5 s ahead."""
-
 _SHOWN = 3
 """Maximum number of installed files to report as changeable by other users."""
 

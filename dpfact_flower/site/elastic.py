@@ -104,8 +104,7 @@ def initial_state(
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
     In the paper, a site continues from its own feature factors, which overfit the site's data if
-    code lists are long. With a relative elastic weight, a site therefore starts from the global
-    factors.
+    code lists are long. With a relative elastic weight, it therefore starts from the global ones.
 
     If `kept` is None, patient factors are random in round 1, scaled to minimise the error, and
     fitted to the data in later rounds. With the paper's elastic weight, patient factors are random

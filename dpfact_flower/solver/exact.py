@@ -35,16 +35,12 @@ from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2
 """Number of column sweeps over a feature factor per MTTKRP, which takes far longer than a sweep."""
-
 _PATIENT_SWEEPS = 4
 """Number of column sweeps over A per MTTKRP. With fewer sweeps, A stays far from its optimum, and
 the feature factors may split one phenotype into several."""
-
 _REFIT_SWEEPS = 30
 """Number of column sweeps over A that suffice for convergence if the feature factors are fixed."""
-
 _PANEL = 8  # number of columns whose gradients are computed by one matrix product
-
 _RTOL = 1e-6
 """Eigenvalues below this fraction of a Gram matrix's largest eigenvalue are treated as 0, because
 sums in float32 have no higher precision."""

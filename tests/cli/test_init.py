@@ -35,8 +35,7 @@ UPLOADED = {
 def published(app: Path) -> dict[str, bytes]:
     """Return the files that would be published, by their path in the app's folder.
 
-    Flower's own checks of names, description, licence, number, size and encoding run, and raise an
-    error for a refusal.
+    Flower's own checks of names, licence, number, size and encoding run, and raise an error.
     """
     sent = {}
 

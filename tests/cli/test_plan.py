@@ -78,11 +78,11 @@ def test_two_sites_have_no_secure_sums():
     assert "secure" not in plan("--sizes", "202x316", "--patients", "10000", "--sites", "2")
 
 
-def test_a_delta_above_one_in_the_number_of_patients_gives_a_warning_that_helps():
-    asked = ("--sizes", "202x316", "--patients", "6000")
-    text = plan(*asked, "--delta", "0.001")
-    assert "warning: delta 0.001 is above 1/6,000" in text
-    assert "choose delta = 1e-05" in text
+def test_a_delta_too_large_for_the_patients_of_a_site_gives_a_warning_that_helps():
+    asked = ("--sizes", "202x316", "--patients", "60000", "--sites", "6")
+    text = plan(*asked, "--delta", "0.00002")
+    assert "warning: delta 2e-05 is large for 10,000 patients" in text
+    assert "a chance of 20% would be within the guarantee; choose delta = 1e-05" in text
     for fine in ((*asked, "--delta", "1e-05"), ("--sizes", "202x316", "--delta", "0.001")):
         assert "warning" not in plan(*fine)
 

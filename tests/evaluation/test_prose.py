@@ -46,12 +46,14 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
         (None, "", "Not checked"),
     ],
 )
-def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance, word, sentence):
+def test_a_run_alone_says_how_sure_a_phenotype_is_and_so_beside_others(chance, word, sentence):
     assert prose.certainty((), chance) == word
     assert prose.certainty_sentence((), chance).startswith(sentence)
-    assert prose.certainty_sentence((), chance, (3,)) == prose.certainty_sentence((), chance)
+    own = prose.certainty_sentence((), chance, (3,))
+    assert own == prose.certainty_sentence((), chance)
     assert prose.certainty(found(AGAIN), chance) == "stable"
-    assert prose.certainty_sentence(found(AGAIN), chance) == "Stable: found again in the repeat."
+    both = ["Stable: found again in the repeat."] + [own] * (chance is not None)
+    assert prose.certainty_sentence(found(AGAIN), chance) == " ".join(both)
 
 
 def test_doubt_because_of_a_phenotype_that_is_nearly_the_same_says_so():
@@ -68,9 +70,9 @@ def test_doubt_because_of_a_phenotype_that_is_nearly_the_same_says_so():
          "Two patterns; one is stable; 36 % of the patients have at least one."),
         ("<10", 1, ["not found"], "One pattern; none is stable."),
         (None, 50, ["", ""], "50 patterns."),
-        (None, 3, ["likely real", "likely real", "doubtful"],
-         "Three patterns; two are likely real."),
+        (None, 3, ["likely real"] * 2 + ["doubtful"], "Three patterns; two are likely real."),
         (None, 2, ["uncertain", "doubtful"], "Two patterns; none is likely real."),
+        (None, 2, ["stable", "doubtful"] * 2, "Two patterns; two are stable; none is likely real."),
     ],
 )  # fmt: skip
 def test_a_run_in_one_line(without, rank, words, line):

@@ -124,11 +124,11 @@ def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     assert record.levelno == logging.WARNING
 
 
-@pytest.mark.parametrize(("delta", "warned"), [(0.02, False), (0.03, True)])
+@pytest.mark.parametrize(("delta", "warned"), [(0.006, False), (0.007, True)])
 def test_a_delta_too_large_for_the_cohort_is_said_before_the_start(caplog, delta, warned):
     make(privacy=replace(CODES, patients=50, delta=delta))
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert any(text.startswith("plan: delta 0.03 is above 1/50") for text in said) is warned
+    assert any(text.startswith("plan: delta 0.007 is large for 16") for text in said) is warned
 
 
 # --- determinism and quorum

@@ -16,7 +16,6 @@ from tests.problems import make_problem
 
 SECRET = 987654
 """A patient's value, which no message may contain."""
-
 GOOD = ([[0, 0], [1, 1], [2, 1]], [1, 2, 3], (3, 2))
 
 

@@ -88,7 +88,8 @@ class Columns:
     """The column names of event tables. Case is ignored.
 
     A column with an empty name is not read. The name may be empty for `description`, and for `time`
-    or `encounter` if the window does not need that column.
+    or `encounter` if the window does not need that column. If `encounter` is the patient column,
+    all codes of a patient belong to one encounter.
     """
 
     patient: str = "patient"
@@ -104,6 +105,8 @@ class Columns:
             if not self.names[needed]:
                 raise SettingsError(f"column {needed}: need a name")
         names = [name.lower() for name in self.names.values() if name]
+        if self.encounter.lower() == self.patient.lower():
+            names.remove(self.patient.lower())
         if len(set(names)) != len(names) or self.patient.lower() in (SITE, DIED):
             raise SettingsError(
                 f"columns: names must differ from each other, and the patient's from {SITE} and "
@@ -270,7 +273,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 def _text(place: Place, column: str) -> str:
     """Return error text that states the rule for identifiers and codes, and how to mend a table."""
-    how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
+    how = f", with replace('', None).dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
 
@@ -363,7 +366,9 @@ def _hint(
         options, unbounded = [f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"], "--window 0"
     if window.column not in own:
         options.append(unbounded if window.column == "time" else "a window in days")
-    return " and ".join(options[not other :])
+    text = " and ".join(options[not other :])
+    no_dates = f" (no dates? let encounter be the patient column, with {unbounded})"
+    return text + no_dates if taken and not placed else text
 
 
 def _refuse_header(

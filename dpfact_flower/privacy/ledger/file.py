@@ -157,10 +157,8 @@ def unpack(shapes: Sequence[tuple[int, ...]], payload: bytes) -> list[NDArray[np
 
 LEDGER = "ledger.sqlite"
 """Name of the ledger file in a site's folder."""
-
 KEY = ".ledger-key"
 """Name of the key file. No job can have this name. Copies of ledger.sqlite* omit the key."""
-
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
 _KEY_BYTES = 32

@@ -150,14 +150,16 @@ def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: flo
     return Outlook(verdict, sentence, signal, chance, levers)
 
 
-def delta_warning(delta: float, patients: int) -> str:
-    """Return a warning if delta exceeds 1 / patients, or else "". For 0 patients, return ""."""
-    if delta * patients <= 1:
+def delta_warning(delta: float, patients: int, sites: int) -> str:
+    """Return a warning if delta exceeds 1 / (10 N) for N patients per site (mean), or else ""."""
+    each = patients // max(sites, 1)
+    if 10 * delta * each <= 1:
         return ""
-    safe = 10.0 ** -math.ceil(math.log10(10 * patients))
+    safe = 10.0 ** -math.ceil(math.log10(10 * each))
     return (
-        f"delta {delta:g} is above 1/{patients:,}, so the guarantee would allow a whole record of "
-        f"one of the {patients:,} patients to be published; choose delta = {safe:g}"
+        f"delta {delta:g} is large for {each:,} patients at a site: publishing the whole record of "
+        f"one of them with a chance of {min(delta * each, 1):.0%} would be within the guarantee; "
+        f"choose delta = {safe:g}"
     )
 
 

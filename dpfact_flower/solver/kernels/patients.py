@@ -40,10 +40,8 @@ from dpfact_flower.tensor.stack import aligned_zeros, slices
 STRIP = REGISTERS // 4
 """Number of columns whose gradients are computed together. Each gradient fills `TILE` registers,
 and the processor has enough registers for all gradients of a strip."""
-
 LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
 """Curvature below which a column counts as having no effect on the model."""
-
 _SUMS = TILE * STRIP  # number of registers for the sums of a Gram matrix
 _FEW = 8  # number of blocks whose Gram matrices are summed in float32 before float64 is used
 _MINUS = np.float32(-1)

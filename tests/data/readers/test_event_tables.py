@@ -90,6 +90,12 @@ def test_the_same_encounter(tables):
     }
 
 
+def test_where_the_patient_column_is_the_encounter_all_codes_of_a_patient_meet(tables):
+    columns = events.Columns(encounter="Patient")
+    found = cells_of(events.read(tables, "north", columns=columns, window_days=None))
+    assert found["north", "1", "3605", "4019"] == 1  # of other encounters
+
+
 def test_a_column_that_is_not_read_tells_no_events_apart(tables):
     columns = events.Columns(time="")
     cohort = events.read(tables, "north", columns=columns, window_days=None)
@@ -457,13 +463,15 @@ def test_it_is_refused_in_one_line(what, tmp_path, caplog):
         ("patient,Kürzel,Datum", "code=COLUMN,time=Datum"),
         ("Personal,Diagnose Asthma,x", "patient=COLUMN,code=COLUMN,time=COLUMN"),  # a patient's
         ("Personal,Drug,Sunday,May 2024", "patient=COLUMN,code=COLUMN,time=COLUMN"),
+        ("patient,icd10,kind", "code=icd10,time=COLUMN"),
     ],
 )
 def test_other_names_of_columns_have_a_way_out_that_quotes_no_patient(tmp_path, header, hint):
     with pytest.raises(DataError) as caught:
         read(tmp_path, "d.csv", header.encode())
-    words = shlex.split(str(caught.value).partition("; try --mode ")[2])
-    assert words == [f"diagnoses={tmp_path}/d.csv,{hint}"]
+    said, *no_dates = str(caught.value).partition("; try --mode ")[2].split(" (no dates? ")
+    assert shlex.split(said) == [f"diagnoses={tmp_path}/d.csv,{hint}"]
+    assert bool(no_dates) is ("kind" in header)
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff", "sep=,\n"])
