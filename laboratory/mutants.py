@@ -1,4 +1,4 @@
-"""Test the tests with mutants: ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
+"""Test the tests with mutants: ``python -m laboratory.mutants [--sample N] [--seed N] [FOLDER]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
 ``not``, a decorator, a loop, a caught exception). The tests that run the changed lines meet the
@@ -43,14 +43,14 @@ from coverage import CoverageData
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PACKAGE = Path("dpfact_flower")
-ROOMS = ("privacy", "site", "server")
+FOLDERS = ("privacy", "site", "server")
 LEAST = 0.95
 COMPILED = PACKAGE / "privacy"
 """Folder whose mutants each clear numba's cache, because a kernel is not recompiled when a kernel
 that it calls in another module changes."""
 TESTS = (
     "test_values.py",
-    *(f"{room}/**/test_*.py" for room in ("site", "server", "privacy", "wire", "audit")),
+    *(f"{folder}/**/test_*.py" for folder in ("site", "server", "privacy", "wire", "audit")),
     "test_*.py",
     "cli/test_site.py",
 )
@@ -98,9 +98,11 @@ class Mutant(NamedTuple):
 # --- Which mutants there are ----------------------------------------------------------------------
 
 
-def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[list[Mutant], int]:
+def sample(root: Path, folders: Sequence[Path], size: int, seed: int) -> tuple[list[Mutant], int]:
     """Return drawn mutants, and the number of places in the code that can be mutated."""
-    modules = sorted(p.relative_to(root) for room in rooms for p in (root / room).rglob("*.py"))
+    modules = sorted(
+        p.relative_to(root) for folder in folders for p in (root / folder).rglob("*.py")
+    )
     with use_db(root / "mutants.sqlite", WorkDB.Mode.create) as session:
         init(modules, session, {})
         specs = [mutation for item in session.work_items for mutation in item.mutations]
@@ -296,7 +298,7 @@ def main() -> int:
     """Draw and test mutants. Print each result, the survivors, and how many were noticed."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.mutants", description=__doc__)
     parser.add_argument(
-        "rooms", nargs="*", default=ROOMS, metavar="ROOM", help="folder of the package"
+        "folders", nargs="*", default=FOLDERS, metavar="FOLDER", help="folder of the package"
     )
     parser.add_argument("--sample", type=int, default=60, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
@@ -304,8 +306,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy is deleted
     noticed, alive = 0, list[Mutant]()
     with bench() as place:
-        rooms = [PACKAGE / room for room in asked.rooms]
-        mutants, places = sample(place.copy, rooms, asked.sample, asked.seed)
+        folders = [PACKAGE / folder for folder in asked.folders]
+        mutants, places = sample(place.copy, folders, asked.sample, asked.seed)
         print(f"{len(mutants)} mutants of {places} places, seed {asked.seed}", flush=True)
         print(f"the tests pass without a mutant, in {place.measure():.0f} s", flush=True)
         for mutant in mutants:

@@ -37,11 +37,11 @@ def test_mutants_that_differ_in_nothing_that_runs_are_known(old, new, same):
 
 
 def test_a_sample_of_mutants_is_of_different_places_and_its_seed_repeats_it(tmp_path, monkeypatch):
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room" / "module.py").write_text(MODULE)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    one, places = mutants.sample(tmp_path, [Path("room")], 10, 0)
-    assert one == mutants.sample(tmp_path, [Path("room")], 10, 0)[0]
+    one, places = mutants.sample(tmp_path, [Path("folder")], 10, 0)
+    assert one == mutants.sample(tmp_path, [Path("folder")], 10, 0)[0]
     # The default, the comparison, its number and one exception give mutants; annotation, `*`, log
     # line and the dotted exception do not.
     assert [mutant.place.partition(":")[2] for mutant in one] == ["2", "6", "6", "7"]

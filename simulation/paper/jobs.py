@@ -23,13 +23,13 @@ from dpfact_flower.tensor import Factors
 
 _HERE = Path(__file__).parent
 _PACKAGE = Path(dpfact_flower.__file__).parent
-_ROOMS = (
+_FOLDERS = (
     "data", "estimation", "machine", "privacy", "runtime", "server", "site", "solver", "tensor",
     "wire",
 )  # fmt: skip
 _CODE = (
     *sorted(_PACKAGE.glob("*.py")),
-    *(path for room in _ROOMS for path in sorted((_PACKAGE / room).rglob("*.py"))),
+    *(path for folder in _FOLDERS for path in sorted((_PACKAGE / folder).rglob("*.py"))),
     *(_PACKAGE / "evaluation" / name for name in ("prediction.py", "prevalence.py")),
     *sorted((_HERE.parent / "baselines").glob("*.py")),
     _HERE.parent / "systems.py",

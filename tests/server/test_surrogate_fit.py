@@ -179,7 +179,7 @@ def test_least_squares_are_not_drawn_to_the_start():
 def test_threads_change_nothing(start, released, by_loss, monkeypatch, loss):
     found = []
     for name in ("_FEW", "_MANY"):  # threads do not depend on the number of surrogates
-        monkeypatch.setattr(module, name, 10_000)
+        monkeypatch.setattr(module, name, 4_000)
     for threads in ("1", "2"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         found.append(fitted(start, released) if loss == "squared" else by_loss(loss))
