@@ -185,7 +185,7 @@ def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: s
 
 
 def rate(association: tables.Association, everybody: tables.Share, unit: str) -> str:
-    """Describe an outcome's rate with its interval, and the rate among all patients."""
+    """Describe an outcome's rate among a phenotype's patients, and the rate among all patients."""
     of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
         return f"too few to say{of_all}"

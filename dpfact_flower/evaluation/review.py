@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient on a sheet. Only the key contains `score` and `near` (near the threshold)."""
+    """A row of a review sheet. Only the key contains `score` and `near` (near the threshold)."""
 
     patient: str
     score: float

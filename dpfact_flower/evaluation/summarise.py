@@ -56,7 +56,7 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is a simulation's data. If `measured` is false, a simulation is summarised like a
+    `cohort` is a simulation's data. If `measured` is false, its summary has no measures, as after a
     deployment. `counted` says whether the privacy plan used the exact number of patients.
     """
     given = ""  # text after a claim, about facts taken from the data without noise

@@ -116,9 +116,9 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
     `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the epsilon
-    if all other sites collude. `last_charge` is a time in seconds since 1970, or 0. `releases`
-    counts the ledger's rows. `failed_attempts` counts the latest rounds in a row that failed after
-    reading patients' data. At 10, the site refuses rounds until a person resets this count.
+    if all other sites collude. `last_charge` is in seconds since 1970, or 0 if there is no charge.
+    `releases` counts the ledger's rows. `failed_attempts` counts the latest rounds in a row that
+    failed after reading patients' data. At 10, the site refuses rounds until a person resets it.
     """
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
