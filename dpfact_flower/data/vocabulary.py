@@ -30,8 +30,7 @@ class Vocabulary:
 
     Codes are unique and printable, without blanks at either end. Codes are strings in Unicode form
     NFC, so ``0040`` and ``40`` are different codes. Descriptions are for human readers and do not
-    affect the digest. An unknown description is ``""``. If `descriptions` is empty, all
-    descriptions are unknown.
+    affect the digest. An unknown description is ``""``. If `descriptions` is empty, none is known.
     """
 
     name: str

@@ -3,8 +3,7 @@
 Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
 as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to the two halves
 therefore agree only where the patients' data makes them agree. A phenotype that most of these fits
-contain probably exists in other patients too. docs/explanation/certainty.md explains how far to
-trust the estimate.
+contain probably exists in other patients too. See also docs/explanation/certainty.md.
 """
 
 import math

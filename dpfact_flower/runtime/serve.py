@@ -24,6 +24,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, MissingDependencyError, QuorumError, SettingsError
 from dpfact_flower.evaluation import run_folder
+from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.legacy import DPFact as Legacy
@@ -200,6 +201,8 @@ def _write(
     )  # fmt: skip
     run_folder.write_summary(folder, summary)
     run_folder.write_phenotypes(folder, phenotypes)
+    for label, text in headline(summary):
+        log(INFO, "%s: %s", label, text)
 
 
 def _report(folder: Path) -> None:

@@ -3,8 +3,7 @@
 A release depends only on the patients' tensor cells, public settings, earlier releases and noise.
 Results without noise are never carried over to the next round. In the last round, the site only
 stores the request. Later, `refit` fits the hospital's own model, which is pulled towards the global
-factors and stays at the site. No reply waits for this fit, because its duration and success depend
-on patients' data.
+factors and stays at the site. No reply waits for this fit, which depends on patients' data.
 """
 
 import time
