@@ -28,10 +28,9 @@ from tests.commands import dpfact
     ],
 )
 def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_take(
-    cohort, cohort_folder, tmp_path, options
+    cohort, cohort_folder, tmp_path, options, caplog
 ):
-    app = ServerApp()
-    lists = []
+    app, lists = ServerApp(), []
     for vocabulary in cohort.vocabularies:
         vocabulary.save(tmp_path / f"{vocabulary.name}.json")
         lists.append(Vocabulary.load(tmp_path / f"{vocabulary.name}.json"))
@@ -49,6 +48,7 @@ def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_ta
     nodes = [{"partition-id": n, "num-partitions": 3} for n in range(3)]
     config = {"data": str(cohort_folder), "out": str(tmp_path / "other")}
     app(InProcessGrid(client_app, nodes, config), Context(1, 1, {}, RecordDict(), {}))
+    assert f"privacy: {'epsilon 4.000' if 'patients' in options else 'none'}" in caplog.text
     run, site = tmp_path / "run", cohort_folder / "site-1.npz"
     dpfact("label", run, 2, "renal failure")
     dpfact("report", run)
