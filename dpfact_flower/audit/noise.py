@@ -66,7 +66,7 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Run one round in as many jobs as necessary to get `values` noise values."""
+    """Collect `values` noise values by running one round in each of as many jobs as needed."""
     factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
     transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))

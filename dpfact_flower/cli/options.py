@@ -105,7 +105,7 @@ def run_config(
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """Return a Flower App's config. Refuse a folder without a Flower App."""
+    """Return a Flower App's config. Raise an error if the folder has none."""
     file = flower_app / "pyproject.toml"
     if not file.exists():
         raise SettingsError(f"--app: {flower_app} is not a Flower App: it has no pyproject.toml")

@@ -98,7 +98,7 @@ class Run:
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Return the codes of each phenotype, which reveal no more than the model.
+        """Return each phenotype's codes. They reveal no more about patients than the model does.
 
         If there are `replications`, the column ``certainty`` is based on them.
         """
@@ -108,7 +108,7 @@ class Run:
         return frame.assign(certainty=frame["phenotype"].map(sure))
 
     def clinical(self) -> DataFrame:
-        """Return clinical measures of the phenotypes, which reveal no more than the model."""
+        """Return clinical measures, which reveal no more about patients than the model does."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}

@@ -224,7 +224,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Its log goes to `follower` or this process's output."""
+        """Run a Flower App to completion. Its log goes to `follower` or this process's output."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")

@@ -204,7 +204,7 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """Log an error, and return the generic error that may leave the site."""
+        """Log an error, and return a generic error that is safe to send to the server."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)

@@ -96,7 +96,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings. From `start`, compute `mu` for a relative l2,1 weight."""
+    """Return a round's solver settings. If the l2,1 weight is relative, `start` gives `mu`."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.

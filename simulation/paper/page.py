@@ -147,7 +147,7 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
     less = reductions(plan)
     if less:
-        lines += [f"Compared with `{_MADE_BY['thorough']}`, this page has:", ""]
+        lines += [f"Unlike the output of `{_MADE_BY['thorough']}`, this page has:", ""]
         lines += [*(f"- {each}" for each in less), ""]
     if plan.missing():
         lines += [

@@ -63,7 +63,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the message that asks `members` for masked vectors in one attempt at a sum."""
+        """Return the request for the masked vectors of `members`, for one attempt at a sum."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 

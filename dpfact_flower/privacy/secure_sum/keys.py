@@ -164,7 +164,7 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """The server's message that asks all members for masked vectors, in one attempt at a sum.
+    """The server's request for all members' masked vectors, for one attempt to compute a sum.
 
     `request` is a digest of the round's request, and masks cancel only among sites with the same
     digest. If a site is lost before it sends its vector, the server makes a new `attempt`. `width`
