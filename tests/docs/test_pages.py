@@ -72,7 +72,7 @@ ELSEWHERE = {
     "test_it_says_what_secure_sums_are_worth_and_rest_on",
     **{("docs/how-to/deploy.md", begin): ONE_MACHINE for begin in (
         "dpfact data synthetic", "dpfact centre ", "dpfact site init", "sh try/", "dpfact submit ",
-        "dpfact ledger show try/", "sudo -u dpfact-centre /opt/dpfact/bin/dpfact ")},
+        "dpfact ledger ", "sudo -u dpfact-centre /opt/dpfact/bin/dpfact ")},
     ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact "): "tests/runtime/page.py::prepare",
     ("docs/how-to/deploy.md", "sudo sh "): "tests/runtime/page.py::prepare",
     ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"

@@ -273,7 +273,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 def _text(place: Place, column: str) -> str:
     """Return error text that states the rule for identifiers and codes, and how to mend a table."""
-    how = f", with replace('', None).dropna(subset={column!r})" if isinstance(place, Rows) else ""
+    how = f", in pandas with replace('', None).dropna(subset={column!r})" * isinstance(place, Rows)
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
 
