@@ -278,9 +278,9 @@ NIGHTLY = {
     ("one release not charged", "likelihood, 1000 runs"), ("no clip", "likelihood"),
     ("last event not added up", "likelihood, 1000 runs"), ("half the noise", "likelihood"),
     ("variance for deviation", "likelihood"), ("noise 5 percent small", "noise, 40000 values"),
+    ("event of half the sensitivity", "likelihood"),
 }  # fmt: skip
-"""Slow cases. In the normal tests, a cheaper audit finds the same fault, or the same audit finds
-another fault."""
+"""Slow cases. In the others, a cheaper audit finds the fault, or the same audit finds another."""
 
 
 def shown(measured):

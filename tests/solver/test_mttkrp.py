@@ -119,7 +119,7 @@ def test_slices_cover_a_row(rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("floor", [0.0, -np.inf])
+@pytest.mark.parametrize("floor", [0.0, pytest.param(-np.inf, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", RANKS)
 def test_rows_are_swept_by_blocks_one_column_after_the_other(shape, rank, floor):
