@@ -134,8 +134,8 @@ class SiteData:
         names = ("name", "row_unit", "indices", "values", "shape", "vocabularies")
         arrays = load_npz(path, names)
         labels = {key.removeprefix(_LABEL): arrays[key] for key in arrays if key.startswith(_LABEL)}
-        patients = tuple(arrays["patients"].tolist()) if "patients" in arrays else None
         try:
+            patients = tuple(arrays["patients"].tolist()) if "patients" in arrays else None
             tensor = SparseTensor.from_coo(
                 arrays["indices"], arrays["values"], arrays["shape"].tolist()
             )

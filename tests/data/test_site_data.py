@@ -104,9 +104,11 @@ def test_load_names_the_array_that_is_missing(lost, tmp_path):
     make_site().save(path)
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files if name != lost}
-    np.savez(path, **arrays)
-    with pytest.raises(DataError, match=rf"site\.npz: lacks the array\(s\) {lost}"):
-        SiteData.load(path)
+    scalars = arrays | {lost: 1, "patients": 1}
+    for given, says in (arrays, rf"lacks the array\(s\) {lost}"), (scalars, ".*not iterable"):
+        np.savez(path, **given)
+        with pytest.raises(DataError, match=rf"site\.npz: {says}"):
+            SiteData.load(path)
 
 
 def test_reprs_hold_no_patient():
@@ -124,9 +126,8 @@ def test_cohort_round_trip(truth, tmp_path):
     assert found.name == "pair"
     for one, other in zip(found.sites, cohort.sites, strict=True):
         assert_equal(one, other)
-    if truth is None:
-        assert found.truth is None
-    else:
+    assert (found.truth is None) is (truth is None)
+    if truth is not None:
         assert_bits([*found.truth.factors, found.truth.usage], [*truth.factors, truth.usage])
 
 
@@ -169,14 +170,13 @@ def test_cohort_folder_holds_what_it_says(tmp_path):
 
 def test_a_cohort_not_written_to_its_end_is_not_taken_for_the_one_before(tmp_path, monkeypatch):
     Cohort("c", (make_site("north"), make_site("south"))).save(tmp_path)
-    other = make_site("south", labels=None)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Vocabulary, "save", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        Cohort("c", (make_site("north"), other)).save(tmp_path)
+        Cohort("c", (make_site("north"), make_site("south", labels=None))).save(tmp_path)
     assert SiteData.load(tmp_path / "south.npz").labels == {}
     with pytest.raises(DataError, match="no such file"):
         Cohort.load(tmp_path)
