@@ -51,8 +51,7 @@ def apart() -> Iterator[Callable[[], int] | None]:
             yield _asked_elsewhere
         finally:
             assert libc.setns(network.fileno(), NEW_NETWORK) == 0
-            # Threads started in the meantime share the root folder, and a thread that shares it may
-            # not go back.
+            # Threads started since then share the root folder: a thread that does may not go back.
             assert libc.unshare(_OWN_PATHS) == 0
             assert libc.setns(mounts.fileno(), NEW_MOUNTS) == 0
 

@@ -41,8 +41,7 @@ def running() -> dict[Process, int]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended
-            # The name is in brackets and may hold any character. The 20th field after it is the
-            # start.
+            # The name is in brackets and may hold any character. The 20th field after: the start.
             head, _, rest = (folder / "stat").read_text().rpartition(")")
             state, parent, *more = rest.split()
             if state not in "ZX":

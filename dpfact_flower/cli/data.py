@@ -240,8 +240,7 @@ def data_events(
 ) -> None:
     """Read any EHR from one table per feature mode, with one row per event.
 
-    Each hospital makes its own file, NAME.npz, using the code lists that all
-    sites agreed on:
+    Each hospital makes its own file, NAME.npz, with the agreed code lists:
 
     \b
       dpfact data events --name north --out /srv/dpfact \\

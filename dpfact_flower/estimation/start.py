@@ -202,8 +202,7 @@ _UNLIKE = 0.5
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
     """Add `rank` factors where the residual is largest. Return None if too few exceed the noise.
 
-    After a step that adds no factor, the threshold is lowered. `noise` is the standard deviation of
-    an entry's noise.
+    A step that adds no factor lowers the threshold. `noise` is the noise's standard deviation.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))

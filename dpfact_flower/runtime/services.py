@@ -7,8 +7,7 @@ service. The two commands work around the following faults in Flower:
   restart it, and all runs stay `pending`.
 - The SuperLink waits only five seconds for its own database, but two runs on a slow machine can
   keep the database busy for longer. The SuperExec and all ServerApps then exit.
-- When the SuperNode's connection fails unexpectedly, one of the SuperNode's threads ends, but the
-  others continue.
+- When the SuperNode's connection fails unexpectedly, one of its threads ends; the others continue.
 - If the executor is killed while it sends a reply, the SuperNode waits forever for the reply.
 - The SuperNode sends a reply only after it has received another message.
 """

@@ -50,6 +50,7 @@ _GONE_SECONDS = 300.0
 """Longest wait for a SuperLink to restart. After that, a run's outcome counts as unknown."""
 _LOOK_SECONDS = 120.0
 """Interval in seconds between requests for a run's state. Flower's log stream has no time limit."""
+_GIVEN_PORTS: set[int] = set()
 
 
 class RunFailedError(DPFactError, RuntimeError):
@@ -312,6 +313,10 @@ def local_supernode(
 
 
 def free_port() -> int:
-    """Return a free loopback port."""
+    """Return a free loopback port that this process has not been given before."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+        port = int(listener.getsockname()[1])
+    if port in _GIVEN_PORTS:  # the process that is to listen on it may not have started yet
+        return free_port()
+    _GIVEN_PORTS.add(port)
+    return port

@@ -104,8 +104,7 @@ def test_background_codes_follow_a_power_law():
 
 def test_counts_are_overdispersed():
     counts = values(synthetic("demo"))
-    # A zero-truncated Poisson distribution with mean m has rate x, where m = x / (1 - exp(-x)), and
-    # variance m (1 + x - m).
+    # Zero-truncated Poisson at rate x: mean m = x / (1 - exp(-x)), variance m (1 + x - m).
     rate = scipy.optimize.brentq(lambda x: x / -np.expm1(-x) - counts.mean(), 1e-6, 50)
     truncated = counts.mean() * (1 + rate - counts.mean())
     assert counts.var() > 1.5 * truncated

@@ -13,6 +13,7 @@ from dpfact_flower.runtime.superlink import (
     LogFollower,
     RunFailedError,
     SuperLink,
+    free_port,
     quiet_environment,
 )
 
@@ -44,6 +45,10 @@ def test_a_runs_log_goes_to_its_follower_and_its_outcome_counts(tmp_path, monkey
     with pytest.raises(RunFailedError, match="ended as 'finished:failed'"):
         link.run(tmp_path, {"ends": "finished:failed"}, follower=bad)
     assert (good, bad) == (LINES, [*LINES, "all"])
+
+
+def test_no_port_is_given_twice():
+    assert len({free_port() for _ in range(1000)}) == 1000
 
 
 @pytest.mark.process

@@ -43,8 +43,7 @@ def test_nothing_that_may_be_published_tells_which_of_two_neighbours_a_site_hold
             tag = data_tag(home, fingerprint)
             assert (tag.encode() in told) == (candidate == truth)
             assert (head_of(rows, fingerprint=tag) == head.hash) == (candidate == truth)
-            # Without the key, the backup does not help, and without the random bytes, the key does
-            # not help.
+            # The backup does not help without the key, nor the key without the random bytes.
             assert fingerprint.encode() not in told
             assert bytes.fromhex(fingerprint) not in told
             assert head_of(rows, fingerprint=fingerprint) != head.hash

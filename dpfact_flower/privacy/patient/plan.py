@@ -118,9 +118,8 @@ def plan_patient(
     """Plan a patient-mode run. `sizes` holds each mode's number of codes. `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
-    planned values, which also depend on `sites` and ``settings.patients``. The server sends the
-    planned values to the sites. Each site then computes the same plan from the request's settings
-    and `sizes` alone.
+    planned values, which also depend on `sites` and ``settings.patients``. The server sends them to
+    the sites. Each site then computes the same plan from the request's settings and `sizes` alone.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every

@@ -154,8 +154,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
     The release's event states the cost for adding or removing one patient. Rounding the noisy
-    integers to multiples of a step (see `step_of`) and converting them to float32 values is
-    post-processing.
+    integers to multiples of a step (see `step_of`) and to float32 values is post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     size = bounded.sensitivity, bounded.sigma, len(noisy)

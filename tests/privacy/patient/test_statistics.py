@@ -215,8 +215,7 @@ def part_of(indices, values, sizes):
 
 
 def test_the_start_of_one_patient_by_hand():
-    # X = [[1, 2], [0, 3]]: off the diagonal, X X^T has 6 and X^T X has 2. Codes are a, b, then c,
-    # d.
+    # X = [[1, 2], [0, 3]], of codes a, b and c, d: off the diagonal, X X^T has 6 and X^T X has 2.
     found = part_of([(0, 0), (0, 1), (1, 1)], [1, 2, 3], (2, 2))
     cross = 2 * np.array([1, 2, 0, 3]) / math.sqrt(14)  # ac, ad, bc, bd
     wanted = np.array([1, *cross, 1]) / math.sqrt(1 + 4 + 1)
