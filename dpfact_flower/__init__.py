@@ -1,7 +1,7 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-Public names are imported on first use. Flower launches a new process at a site for every message,
-and lazy imports let each process start quickly.
+Public names are imported on first use, so that `dpfact_flower` itself can be imported quickly. At a
+site, Flower starts a new process for every message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Let ``python -m dpfact_flower`` run `dpfact`, in case the `dpfact` script is not on the path."""
+"""Make ``python -m dpfact_flower`` equivalent to the `dpfact` command."""
 
 from dpfact_flower.cli.main import main
 

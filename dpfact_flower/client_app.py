@@ -1,8 +1,8 @@
-"""Flower's entry points at a site: `app`, and `DPFactClient` for Flower's older API.
+"""A site's interface to Flower: `app`, and `DPFactClient` for Flower's legacy API.
 
-The entry points unpack each request, let a `Site` answer, and pack the reply. In a deployment, a
-site's node config contains its `SiteSettings`. In a simulation, the node config contains Flower's
-`partition-id` and `num-partitions` instead, which select one of the sites in the run's data.
+The interface unpacks each request, passes the request to a `Site`, and packs the reply. In a
+deployment, a site's node config contains the `SiteSettings`. In a simulation, Flower's
+`partition-id` in the node config selects one of the sites in the run's data.
 """
 
 import logging
@@ -51,7 +51,7 @@ Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """Raised when a round fails. The message is only an error code, which the server may see."""
+    """Raised when a round fails. The server may see the message, which is only an error code."""
 
     code = "refused"
 
@@ -60,9 +60,9 @@ class DPFactClient(NumPyClient):
     """A hospital in a DPFact run, as a Flower NumPyClient.
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
-    `state_dir` and `allow_privacy`. For `simulation` and `beside`, see
-    `dpfact_flower.site.hospital.Hospital`. For `came_in` and `time_left`, which are used only for
-    the client's first request, see `dpfact_flower.site.disclosure.ReplyDelay`.
+    `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
+    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`,
+    which apply only to the client's first request.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DPFactClient(NumPyClient):
         self._time_left = math.inf if simulation else time_left
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Answer one round. After any failure, raise a `RoundRefusedError` with only a code."""
+        """Answer one round, or raise a `RoundRefusedError` that contains only an error code."""
         delay = self._delay()
         answer, reason = None, ""
         try:
@@ -103,7 +103,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Run the checks that `fit` makes before it reads patients' data. Use no privacy budget."""
+        """Check whether `fit` would accept a request, without reading data or using budget."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
@@ -118,13 +118,13 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Refuse to send parameters, because a run starts from the server's public seed."""
+        """Refuse to send parameters, because the server creates a run's initial parameters."""
         raise RoundRefusedError(self.refusal(MessageError("the server holds the parameters")))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Refuse to return the loss, because it depends on patients' data and stays at the site."""
+        """Refuse to return the loss, which depends on patients' data and stays at the site."""
         raise RoundRefusedError(self.refusal(PrivacyRefusedError("the loss stays at the site")))
 
     def refusal(self, error: Exception) -> str:
@@ -161,7 +161,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Report whether this site would answer a round, without data access or privacy cost."""
+    """Report whether this site would answer a round, without reading data or using budget."""
     return _answered(message, context, DPFactClient.preflight)
 
 
@@ -196,7 +196,7 @@ def answered(
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Refuse to return the loss, because it depends on patients' data."""
+    """Refuse to return the loss, which depends on patients' data."""
     error = PrivacyRefusedError("the loss stays at the site")
     return _error(message, _refusal(context, error, time.monotonic()))
 
@@ -217,10 +217,10 @@ def _refusal(context: Context, error: Exception, came_in: float) -> str:
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """Return the node's client for a new request. For `came_in` and `time_left`, see `ReplyDelay`.
+    """Return the node's client for a new request.
 
-    A `RoundRefusedError` contains only a code, because Flower sends the errors of a `client_fn` to
-    the server. The site's own log contains the cause.
+    `ReplyDelay` explains `came_in` and `time_left`. Because Flower sends errors to the server, any
+    failure raises a `RoundRefusedError` with only a code. The site's log contains the cause.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:
@@ -260,7 +260,7 @@ def _simulated_client(context: Context) -> DPFactClient:
 
 
 def simulated_settings(folder: Path) -> SiteSettings:
-    """Return the settings of simulated sites, which allow every run and keep state in `folder`."""
+    """Return settings with which simulated sites accept every run and store state in `folder`."""
     return SiteSettings(
         state_dir=str(folder),
         allow_privacy="none,paper,patient",

@@ -1,10 +1,10 @@
 """Send requests and preflight checks to sites, and repeat requests that were lost.
 
-A site's process may exit after it has charged its budget for a release but before it replies. The
-site then answers a repeated request from its ledger without a second charge. Until the round ends,
-the server therefore repeats requests to sites that Flower reports as lost. A SuperNode whose
-connection breaks during a transfer loses the message without reporting an error. Halfway through
-the round, the server therefore repeats the request to every site that has not replied.
+A site may charge a release to its budget and then fail before it replies. If the server repeats the
+request, the site sends the recorded release without a second charge. During the round, the server
+therefore repeats requests to sites that Flower reports as lost. If a connection breaks during a
+transfer, Flower may lose a message without reporting an error. Halfway through the round, the
+server therefore also repeats the request to every site that has not replied.
 """
 
 import math
@@ -51,11 +51,11 @@ _EXTRA = 1 / 4
 class RoundPolicy(NamedTuple):
     """The policy for missing replies in a round.
 
-    If the round is `charged` to the sites' budgets, the server waits up to `RETURN_SECONDS` for
-    lost sites. If the round is `required` by later rounds, sites that connect late also get the
-    request. When a required round's time is up, connected sites that have not replied get the
-    request again and some extra time. Nodes in `left_out` never get a request. If fewer than
-    `quorum` sites reply in time, the other sites get `grace` more seconds.
+    If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
+    for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
+    also get the request. If `required` is true, connected sites that have not replied when the time
+    is up get the request again, with extra time. Nodes in `left_out` never get a request. If fewer
+    than `quorum` sites reply in time, the other sites get `grace` more seconds.
     """
 
     charged: bool = False
@@ -69,9 +69,9 @@ class RoundPolicy(NamedTuple):
 class InFlight:
     """A request to a node, together with the node's replies.
 
-    `group` is Flower's `group_id` for the round, and `who` is the site's name in an asynchronous
-    run. `waiting` contains the IDs of messages that may still get a reply. `seconds` is the time
-    from the request to the first reply without an error.
+    `group` is Flower's `group_id` for the round. In an asynchronous run, `who` is the site's name.
+    `waiting` contains the IDs of messages that may still get a reply. `seconds` is the time from
+    the request to the first reply without an error.
     """
 
     content: RecordDict
@@ -88,8 +88,8 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent for the first time or again.
 
-        A site that runs out of time replies with a `RoundFailedError`, but keeps its release for a
-        second request.
+        After a `RoundFailedError`, the request may be sent once more, because the site may have
+        kept its release.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -103,7 +103,7 @@ class InFlight:
 
 
 class Exchange:
-    """The requests to all nodes, with their replies. `send` calls `sent` with each message."""
+    """The requests to all nodes, with the nodes' replies. `send` passes each message to `sent`."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
@@ -141,7 +141,7 @@ class Exchange:
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Return new replies, keyed by node. An error-free reply ends the wait for that node."""
+        """Return new replies by node. After a reply without error, ignore the node's later ones."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
@@ -160,9 +160,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
-    `sent` is called with each message that the Grid sends in addition to the caller's messages. Set
+    `sent` receives each additional message: a repeated request, or a request to a late site. Set
     `policy` before each round. `seconds` contains the reply time of each node that answered in the
-    last round. `registered` contains the registered name of every node that ever connected.
+    last round. `registered` maps each node that ever connected to its registered name.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -185,7 +185,7 @@ class RetryingGrid(Grid):
         return self._grid.create_message(*args, **options)  # type: ignore[arg-type]
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the numbers of the connected nodes."""
+        """Return the IDs of the connected nodes."""
         return [node.node_id for node in self.get_nodes()]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
@@ -256,7 +256,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink. While its database is busy (error 500), retry for about 30 seconds."""
+    """Call `ask`. While the SuperLink is busy (HTTP error 500), retry for about 30 seconds."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -281,7 +281,7 @@ def is_lost(reply: Message) -> bool:
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Return whether there is no reply, a message was lost, or the site could not reply in time."""
+    """Return whether a node's reply is missing: not received, lost, or too late."""
     return reply is None or is_lost(reply) or _says(reply, errors.LateError)
 
 
@@ -298,8 +298,7 @@ def ask_ready(
 ) -> list[Readiness]:
     """Ask the nodes whether they would answer `request` in a round of `timeout` seconds.
 
-    Wait at most `patience` seconds. No patient's data is read, and an answer reveals no more than
-    the refusal of a round would.
+    Wait at most `patience` seconds. The nodes do not read patients' data to answer.
     """
     arrays, config = request.to_wire()
     content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})

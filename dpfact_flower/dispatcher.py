@@ -28,12 +28,12 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """Sends requests and receives replies in the asynchronous rounds that follow a run's start.
+    """Sends requests and receives replies in a run's asynchronous rounds.
 
-    Nodes in `left_out` never get a request. `read` checks whether a node's reply has the given
-    shapes, adds the site's name to `names`, and returns the reply or the reason why it cannot be
-    used. `wait` waits for the quorum up to a time limit, and returns the connected nodes that are
-    not left out. `wait(True)` waits for all expected sites, and ends the run if there is no quorum.
+    Nodes in `left_out` never get a request. `read` checks the shapes of the arrays in a node's
+    reply, adds the site's name to `names`, and returns the reply or the reason for rejecting it.
+    `wait` waits for the quorum up to a time limit, and returns the connected nodes that are not
+    left out. `wait(True)` waits for all expected sites, and ends the run if there is no quorum.
     """
 
     grid: Grid
@@ -62,7 +62,7 @@ class AsyncDispatcher:
         self._send(nodes)
 
     def step(self) -> bool:
-        """Receive replies and send requests, or sleep. Return whether this completed a round.
+        """Receive replies and send requests, or sleep. Return whether a round was completed.
 
         The checkpoint is always written before a new request is sent.
         """
@@ -114,7 +114,7 @@ class AsyncDispatcher:
             del self._flights[other]
 
     def _give_up(self) -> bool:
-        """Drop every request whose deadline has passed. Return whether any was dropped."""
+        """Drop every request whose deadline has passed. Return whether any request was dropped."""
         now = time.monotonic()
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:

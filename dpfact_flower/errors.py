@@ -1,7 +1,7 @@
 """The exceptions that this package defines and raises.
 
-The text of an error never contains a patient's data, so the site may log this text. Flower passes
-an exception's text to the server verbatim, so Flower gets only the exception's `code`.
+Error messages never contain a patient's data, so a site may log them. Flower sends an exception's
+message to the server, so the site passes only the exception's `code` to Flower.
 """
 
 from typing import ClassVar
@@ -57,13 +57,13 @@ class PrivacyRefusedError(DPFactError, PermissionError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Raised when a round fails after patients' data was read. The code hides the cause."""
+    """Raised when a round fails after reading patients' data, to hide the cause from the server."""
 
     code = "failed"
 
 
 class LateError(DPFactError, TimeoutError):
-    """Raised when a round has ended, or will end before the site's reply is due."""
+    """Raised when a site's reply would be sent after the round's deadline."""
 
     code = "late"
 

@@ -1,4 +1,4 @@
-"""DPFact for deployments that use `flwr.server.strategy` and ServerAppComponents."""
+"""The DPFact strategy for Flower's legacy API (`flwr.server.strategy`, ServerAppComponents)."""
 
 import math
 import time
@@ -27,10 +27,10 @@ from dpfact_flower.wire.protocol import SiteReply
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
 
-    In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds``, for which the
-    privacy budget is planned. In a resumed run, set ``num_rounds`` to the number of remaining
-    rounds. Set ``round_timeout`` too, because in this API Flower, not DPFact, enforces the deadline
-    of a round. Only the bytes of serialised arrays are recorded as a round's traffic.
+    In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds``, the number of rounds
+    in the privacy plan. In a resumed run, set ``num_rounds`` to the number of remaining rounds.
+    Also set ``round_timeout``, because only Flower enforces the deadline of a round in this API. A
+    round's recorded traffic includes only the bytes of serialised arrays.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

@@ -1,4 +1,4 @@
-"""Secure sums computed through Flower: one key exchange per run, and the messages of each round."""
+"""Collect the sites' keys and masked vectors through Flower, to compute secure sums."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
 
 
 class SecureRounds:
-    """A run's secure sums, computed with Flower's messages."""
+    """The secure sums of one run."""
 
     def __init__(self, coordinator: Coordinator, names: SiteNames, ask: Ask) -> None:
         self._coordinator, self._names, self._ask = coordinator, names, ask
@@ -40,7 +40,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Collect the keys of the sites in secure sums, or read a resumed run's keys from disk."""
+        """Collect the sites' public keys, or read a resumed run's keys from disk."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         if coordinator.resumed and self._read():
@@ -68,7 +68,7 @@ class SecureRounds:
         )
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Return the requests that begin a round. Secure sums leave out nodes without keys."""
+        """Return a round's first requests. Nodes without keys get no request for a secure sum."""
         coordinator = self._coordinator
         self.current, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -94,10 +94,10 @@ class SecureRounds:
     def finish(
         self, number: int, replies: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
-        """Finish the sum from the first attempt's replies. Return replies, failures and totals.
+        """Finish a round's secure sum, given the replies to the first attempt.
 
-        There is one total for each slot (group of sites). If the sum fails, there are no totals,
-        and the replies name only the sites that were charged.
+        Return replies without arrays, failures, and one total for each slot (group of sites). If
+        the sum fails, return no totals, and replies only of the sites that were charged.
         """
         assert self.current is not None
         adding, request = self.current, self._coordinator.request(number)
@@ -128,7 +128,7 @@ class SecureRounds:
         number: int,
         take: Callable[[str, Sequence[bytes]], None],
     ) -> None:
-        """Pass each site's byte strings to `take`. Record unusable replies in `_failed`."""
+        """Pass each reply's byte strings to `take`. Record reasons for failures in `_failed`."""
         sites = {node: site for site, node in self._nodes.items()}
         for node, reply in replies.items():
             try:

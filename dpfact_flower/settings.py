@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """Settings for a site's computation on its own data. Some names are the paper's symbols."""
+    """Settings for a site's solver. Some names are symbols from the DPFact paper."""
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
@@ -128,7 +128,7 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """Settings for the protection of releases. Each site enforces the privacy mode's guarantee."""
+    """A run's privacy settings. Each site enforces the guarantee of the privacy mode."""
 
     privacy: Literal["patient", "paper", "none"] = setting(
         "patient", "patient: proven for each patient; paper: DPFact's noise, with no valid proof; "
@@ -201,8 +201,8 @@ class PrivacySettings(Settings):
     def resolved(self, solver: SolverSettings) -> SolverSettings:
         """Return the solver's settings, adapted to this privacy mode.
 
-        Paper mode uses the paper's elastic weight, because the paper's privacy claim does not hold
-        for weights that depend on patients' data. The default step size is also the paper's.
+        Paper mode uses the paper's elastic weight and default step size. The paper's privacy claim
+        does not hold for weights that depend on patients' data.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -210,13 +210,13 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver settings to send to sites. In patient mode, sites do not use `loss`."""
+        """Return the solver settings to send to sites, with the default `loss` in patient mode."""
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 
     @property
     def default_rule(self) -> str:
-        """Name of the privacy mode's default rule, for runs that name no rule."""
+        """Name of the privacy mode's default rule."""
         return "patient" if self.privacy == "patient" else "elastic"
 
     @property
@@ -327,7 +327,7 @@ class AppSettings(Settings):
 
     @property
     def sites_folder(self) -> Path:
-        """Folder outside the run's folder, for the sites' own files in a simulation."""
+        """Folder for the sites' own files in a simulation, which is outside the run's folder."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")

@@ -40,7 +40,7 @@ class TrainOnlyStrategy(Strategy):
 
 
 class DPFact(TrainOnlyStrategy):
-    """DPFact's server for Flower's Message API.
+    """DPFact's server, as a strategy for Flower's Message API.
 
     `feature_shape` is the number of codes in each feature mode. The options are those of
     `dpfact_flower.server.coordinator.CoordinatorOptions`.
@@ -85,8 +85,8 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        By default, the run settings determine the rounds and the timeout. In a resumed run, the
-        history continues the run's round numbers, but Flower's `Result` counts from 1. Raise a
+        By default, the run settings determine the rounds and the timeout. In a resumed run, round
+        numbers continue in the run's history, but restart at 1 in Flower's `Result`. Raise a
         `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
@@ -176,7 +176,7 @@ class DPFact(TrainOnlyStrategy):
         ]  # fmt: skip
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
-        """Send further requests within a round, and return the replies by node."""
+        """Send a secure sum's additional requests in a round. Return the replies by node."""
         self._grid.policy = collect.RoundPolicy(charged=charged)
         messages = self._messages(requests)
         self._sent += messages
@@ -264,7 +264,7 @@ class DPFact(TrainOnlyStrategy):
         shapes: Sequence[tuple[int, ...]],
         connected: Collection[int],
     ) -> SiteReply | str:
-        """Return a site's release, or the reason why the reply cannot be used."""
+        """Return the checked reply, or the reason why the reply cannot be used."""
         if reply.has_error():
             return collect.format_error(reply.error)
         try:
@@ -295,7 +295,7 @@ class DPFact(TrainOnlyStrategy):
         return judge(sites, quorum=run.min_sites, leave_out=run.preflight == "leave-out")
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Wait for the quorum, or for all expected sites in the `first` round. Return the nodes."""
+        """Wait for the quorum or, if `first`, for all expected sites. Return the sites' nodes."""
         run = self.coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

@@ -1,8 +1,8 @@
-"""Test, with a site's own data, whether privacy mode `patient` keeps its proven guarantee.
+"""Test on a site's own data whether privacy mode `patient` provides its claimed guarantee.
 
-``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends no data and
-uses no privacy budget. Findings contain no values from patients' records. However, findings are
-computed without noise, so only the site may see them.
+``docs/how-to/audit.md`` describes each check, and the faults that no audit can find. An audit sends
+no data and uses no privacy budget. Only the site may see the findings, because they are computed
+from patients' data without noise.
 """
 
 from dpfact_flower.audit.finding import Finding

@@ -1,4 +1,4 @@
-"""A finding of an audit: a measured number and the range in which the number must lie."""
+"""The result of one check in an audit: a measured number and its allowed range."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ below `ALPHA`."""
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number (NaN if the audit failed) and its lowest and highest allowed values."""
+    """A measured number (NaN if the check raised an error) and its allowed range."""
 
     name: str
     measured: float
@@ -36,5 +36,5 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Return a finding for the number of times that a forbidden event occurred."""
+    """Return a finding that passes only if `number`, a count of faults, is 0."""
     return Finding(name, float(number), (0.0, 0.0), detail)

@@ -18,14 +18,14 @@ _MOST_CELLS = 40_000
 
 
 class Patient(NamedTuple):
-    """One patient's cells: their positions in the feature modes, and their values."""
+    """One patient's non-zero tensor cells: their code indices and their values."""
 
     cells: NDArray[np.int64]
     values: NDArray[np.float64]
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with the given patients, of whom there must be at least one."""
+    """Return a site with the given patients (at least one)."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(
@@ -35,12 +35,12 @@ def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Pa
 
 
 def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
-    """Return a copy of the site with the given patients in place of the site's own."""
+    """Return a copy of the site that contains only the given patients."""
     return site_of(site.name, site.vocabularies, patients)
 
 
 def joined(site: SiteData, patients: Sequence[Patient], at: int = 0) -> SiteData:
-    """Return a copy of the site with additional patients, inserted at row `at`."""
+    """Return a copy of the site with `patients` inserted at row `at`."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     return alone(site, [*own[:at], *patients, *own[at:]])
 
@@ -54,7 +54,7 @@ def patient_of(site: SiteData, row: int) -> Patient:
 
 
 def random_patients(sizes: Sequence[int], number: int, rng: np.random.Generator) -> list[Patient]:
-    """Return random patients, each with small counts in a few cells."""
+    """Return `number` random patients, each with small counts in a few cells."""
     return [_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number)]
 
 
@@ -64,12 +64,12 @@ def _some_cells(sizes: Sequence[int], number: int, rng: np.random.Generator) -> 
 
 
 def empty(sizes: Sequence[int]) -> Patient:
-    """Return a patient without cells."""
+    """Return a patient with no non-zero cells."""
     return Patient(np.empty((0, len(sizes)), np.int64), np.empty(0))
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell, at a phenotype's highest-weighted code in each mode."""
+    """Return a patient whose only cell has a phenotype's highest-weighted code in each mode."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
@@ -123,7 +123,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Convert positions in a transcript's code selection to positions in the full code lists."""
+    """Convert positions among a transcript's selected codes to positions in the full code lists."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -164,10 +164,9 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return hostile input for a trial, made from one of `FACTORS` and one of `STARTS`.
+    """Return a hostile server's requests and a made-up earlier release of the site, for one trial.
 
-    Every second trial requests a ridge penalty, as a server could do in any run. The penalty's
-    strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
+    In odd-numbered trials, the server also requests a ridge penalty.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]

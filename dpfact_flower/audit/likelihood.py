@@ -1,15 +1,15 @@
 """Test that a site's replies reveal no more to the strongest adversary than the ledger states.
 
-The adversary knows everything except whether a group of patients is present. The audit repeats a
-run at a tiny site many times, with and without the group. Each repetition starts from an empty
-ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman & Pearson). For
-a Gaussian mechanism, this ratio is normally distributed. Its means with and without the group are
-mu standard deviations apart. The audit compares this mu with the mu that the ledger states.
+The adversary knows everything except whether a group of patients is in the data. The audit
+simulates a run at a tiny site many times, with and without the group. The most powerful test uses
+the log likelihood ratio of the replies (Neyman & Pearson). For a Gaussian mechanism, this ratio is
+normally distributed, and its means with and without the group are mu standard deviations apart. The
+audit estimates mu, and compares the estimate with the ledger's value.
 
-The group consists of identical patients, the canaries. The group is large enough for the estimate
-of mu to be accurate. With Gaussian noise, mu for k canaries is exactly k times the mu for one
-canary (Dong, Roth & Su 2022, Theorem 2.14). The audit checks that each canary's contribution has
-the largest allowed norm in every release.
+The group consists of identical patients, called canaries, and is large enough for an accurate
+estimate of mu. With Gaussian noise, mu for k canaries is exactly k times the mu for one canary
+(Dong, Roth & Su 2022, Theorem 2.14). The audit also checks that each canary's contribution has the
+largest allowed norm in every release.
 """
 
 import math
@@ -48,7 +48,7 @@ _LEDGERS_READ = 3
 
 
 class Estimate(NamedTuple):
-    """An adversary's estimate of mu for the group, with its standard error."""
+    """An estimate of mu, the distance between two means, with its standard error."""
 
     mu: float
     error: float
@@ -56,9 +56,9 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The two data sets (with and without the canaries), and the adversary's knowledge.
+    """The data sets with and without the canaries, and the adversary's prior knowledge.
 
-    `sums` maps each release to the integer total without the canaries, and to the canaries'
+    `sums` maps each release to two arrays: the integer sum without the canaries, and the canaries'
     contribution divided by the standard deviation of the noise.
     """
 
@@ -75,9 +75,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
 
-    The first finding is the estimated mu of the whole run minus the mu in the ledger, in standard
-    errors of the estimate. The second is the worst such difference for a single release. The third
-    is the smallest share of the sensitivity that a canary's contribution reaches in any release.
+    The first two findings are differences between the estimated and the recorded privacy loss mu,
+    in standard errors: for the whole run, and for the worst release. The third finding is the
+    smallest ratio of an added patient's contribution to the sensitivity in any release.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -136,7 +136,7 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Prepare a tiny artificial site with canaries, and with the target's epsilon and bound."""
+    """Create a tiny site with and without canaries, and a run with the target's epsilon."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
     privacy = replace(  # equal costs, so that omitting any one release is noticed
@@ -163,7 +163,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
+    """Return a transcript whose two phenotypes contain the canaries' codes and the other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -173,7 +173,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
-    """Run a site from an empty ledger, and return the log likelihood ratio of each reply."""
+    """Run all rounds with an empty ledger, and return each reply's log likelihood ratio."""
     # No sum depends on earlier replies (there is no ridge), so the replies' log ratios add up.
     client, ratios = game.target.client(state_dir, site), []
     for planned, (base, part) in game.sums.items():

@@ -1,10 +1,10 @@
 """Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
-The noise is the release minus the sum without noise. The standard deviation is tested at several
-values of `bound`, because squaring the bound by mistake would go unnoticed if the bound is 1. The
-audit looks for correlated noise within a release, and between rounds, jobs and sites. The audit
-also compares the answers that a site gives before and after losing its state. Noise is compared at
-every lag, so a restarted random number generator is noticed.
+The audit computes the noise by subtracting the exact sum from the release. The standard deviation
+is tested at several values of `bound`, because code that wrongly squares the bound would pass a
+test with bound 1. To detect a restarted random number generator, the audit correlates noise at
+every lag: within a release, and between rounds, jobs and sites. The audit also compares a site's
+noise before and after the site loses its state.
 """
 
 import math
@@ -33,7 +33,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise in a release: one (jobs, values) array for each site in `_STREAMS`."""
+    """The standardised noise of a release: one (jobs, values) array for each simulated site."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -48,7 +48,7 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
-    `seeded` indicates whether a noise seed in the settings makes the noise predictable.
+    `seeded` is true if the settings contain a noise seed, which makes noise predictable.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -66,7 +66,7 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Collect `values` noise values by running one round in each of as many jobs as needed."""
+    """Collect at least `values` noise values, from one round in each of several jobs."""
     factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
     transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
@@ -111,7 +111,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
-    """Count the releases with repeated noise, plus one if a noise seed is set."""
+    """Count the releases that repeat earlier noise, and add 1 if a noise seed is set."""
     # Whole releases are compared, because a few values may coincide by chance.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]
@@ -162,7 +162,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return, for every lag, the paired rows' summed cross-correlation and the overlap's length."""
+    """For every lag, sum the rows' cross-correlations, and count the overlapping values."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
@@ -171,7 +171,7 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Divide the rows by their overall standard deviation, which `_scale` tests."""
+    """Divide all rows by the root mean square of their values."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 

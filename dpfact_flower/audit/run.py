@@ -39,8 +39,8 @@ def audit(
     """Audit privacy mode `patient` with a site's settings and data.
 
     The audit uses at most 200 patients of one site, by default the first site of a cohort. A noise
-    seed in the settings is reported but not used. The site's ledger is checked only if `state_dir`
-    is given. `seed` determines the audit's random choices, but not the noise.
+    seed in the settings is not used, but counts as a fault. The site's ledger is checked only if
+    `state_dir` is given. `seed` determines the audit's random choices, but not the noise.
     """
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)
@@ -94,7 +94,7 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
 
 
 def guarded(name: str, check: Callable[[], tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Return an audit's findings, or a single finding if the audit raises an error."""
+    """Return the findings of `check`, or one failed finding if `check` raises an error."""
     try:
         return check()
     except DPFactError as error:  # our own messages contain no patient data

@@ -1,10 +1,10 @@
-"""Test that adding a patient changes a release by the patient's bounded contribution alone.
+"""Test that adding a patient changes a release only by the patient's bounded contribution.
 
-Two sites, one with an additional patient, receive the same requests from a server. Before noise is
-added, their sums are exact integers and may differ by at most the sensitivity. The difference must
-also equal the added patient's contribution. If not, another patient's contribution has changed. The
-added patients are chosen so that their contributions are as large as the sensitivity allows. If no
-contribution is that large, the audit has not tested the sensitivity and fails.
+Two simulated sites receive the same requests. One site has an additional patient. Before noise is
+added, the two sites' sums must not differ by more than the sensitivity. The difference must also
+equal the additional patient's contribution. Otherwise, another patient's contribution has changed.
+The audit adds patients whose contributions are designed to reach the sensitivity. If no
+contribution is that large, the audit fails, because the sensitivity was not tested.
 """
 
 import math
@@ -34,7 +34,7 @@ _CANARIES_A_TRIAL = 2
 def audit_sensitivity(
     target: AuditTarget, rng: np.random.Generator, *, trials: int = 24
 ) -> tuple[Finding, ...]:
-    """Test every release's sensitivity by adding one hostile patient at a time to small sites."""
+    """Test every release's sensitivity by adding one extreme patient at a time to small sites."""
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
     changed = dict.fromkeys(planned, 0)
@@ -68,7 +68,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a sample of the target's patients, made-up patients, or one patient without cells."""
+    """Return a site with sampled patients, made-up patients, or one patient without any codes."""
     sizes = target.site.tensor.feature_shape
     if trial % 8 == 3:
         return hostile.alone(target.site, [hostile.empty(sizes)])
@@ -80,7 +80,7 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Run a site's rounds in order, and return the sums before noise is added."""
+    """Run all rounds of a site, and return each release's sum before noise is added."""
     world = SimulatedSite(transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 

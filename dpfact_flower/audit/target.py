@@ -1,7 +1,7 @@
-"""The audited site and run, and a simulated site that runs the real code.
+"""The site and the run under audit, and a simulated site that executes a real site's code.
 
-A `Transcript` contains the requests and earlier releases that an audit chooses. A `SimulatedSite`
-runs `PatientRound`, the code of a real site, on one data set.
+A `Transcript` contains a server's requests and a site's earlier releases, both chosen by an audit.
+A `SimulatedSite` processes one data set with `PatientRound`, the code of a real site.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ JOB = "audit"
 
 @dataclass(frozen=True)
 class AuditTarget:
-    """A site with all its codes, and a run's settings and plan. Create instances with `of`."""
+    """The audited site, with the settings and plan of a run. Create instances with `of`."""
 
     site: SiteData
     solver: SolverSettings
@@ -52,7 +52,7 @@ class AuditTarget:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of codes in each mode, after the run's code selection if there is one."""
+        """Number of codes in each mode, or of selected codes if the run selects codes."""
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
@@ -82,7 +82,7 @@ class AuditTarget:
         return Transcript(anchors, selection, requests, releases or {})
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
-        """Return a site's real client, with enough budget for the audited run."""
+        """Return the client that a hospital would run, with enough budget for the audited run."""
         settings = SiteSettings(
             site=self.site.name,
             state_dir=str(state_dir),
@@ -97,9 +97,9 @@ class AuditTarget:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """A server's input to a site during a run, created by `AuditTarget.transcript`.
+    """A server's requests to a site in one run, created by `AuditTarget.transcript`.
 
-    The site uses `releases` in place of its own earlier releases.
+    `releases` maps a round's number to a release that replaces the site's own release.
     """
 
     anchors: Factors
@@ -109,7 +109,7 @@ class Transcript:
 
 
 class SimulatedSite:
-    """A site with one data set that answers a run's requests and keeps its own state."""
+    """A simulated site, which answers a run's requests and keeps its state between rounds."""
 
     def __init__(
         self, transcript: Transcript, site: SiteData, *, job: str = JOB, name: str = ""
@@ -133,12 +133,12 @@ class SimulatedSite:
 
 
 def noise_of(planned: PlannedRelease, total: Integers, values: NDArray[np.float32]) -> Floats:
-    """Return the noise in released values, in units of the planned standard deviation."""
+    """Return the noise in released values, divided by the planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with only the cells of a random sample of patients."""
+    """Return a copy of the site with at most `patients` patients, chosen at random."""
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 

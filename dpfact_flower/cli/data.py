@@ -52,7 +52,7 @@ def _options(
     modes: Sequence[str], top: str, codes: list[str] | None, rolled_up: list[str] | None,
     min_patients: int, memory: str, default: str = "diagnoses",
 ) -> Options:  # fmt: skip
-    """Return a reader's options. A roll-up that names no mode applies to the mode in `default`."""
+    """Return a reader's options. A roll-up without a mode's name applies to the mode `default`."""
     rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
     found: Options = {
         "vocabularies": _read_lists(codes, modes),
@@ -67,7 +67,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a reader script's CLI command, with the options of the script and of all readers."""
+    """Return a script's CLI command, with the script's own options and all shared options."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -126,7 +126,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A command group with a command for each packaged reader script, or for a script's path."""
+    """A command group in which each command is the name or the path of a reader script."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.script_names(), *super().list_commands(ctx)]
@@ -284,7 +284,7 @@ def data_show(folder: opt.Folder) -> None:
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
-    """Make and write a cohort, and show its sites. Replace files only if `force` is set."""
+    """Write the cohort that `make` returns, and show it. Replace files only if `force` is set."""
     used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch:
         watch("reading", 0.0)
@@ -348,7 +348,7 @@ def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Voca
 
 
 def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Split ``FILE,KEY=VALUE,...`` only at commas that are followed by one of `keys`."""
+    """Split ``FILE,KEY=VALUE,...`` at each comma that precedes one of `keys`."""
     first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
     pairs = (other.partition("=") for other in others)
     return first, {key: value for key, _, value in pairs}

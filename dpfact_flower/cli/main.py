@@ -59,7 +59,7 @@ def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
 
 
 class _Command(TyperCommand):
-    """A command that refers a user who writes ``--epsilon 4`` to ``-s epsilon=4``."""
+    """A command that suggests ``-s epsilon=VALUE`` to a user who writes ``--epsilon 4``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -107,7 +107,7 @@ def every_command(
 
 
 def main() -> None:
-    """Run the command line. Report an error of DPFact or a file in one line, with exit code 2."""
+    """Run the command line. Print a DPFact or file error in one line, and exit with code 2."""
     try:
         app()
     except (DPFactError, OSError) as error:

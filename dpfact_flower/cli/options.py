@@ -1,7 +1,7 @@
-"""Define the options that several `dpfact` subcommands share, and read these options.
+"""Define and parse the options that several `dpfact` subcommands share.
 
-Flower requires Typer below 0.21. With click 8.5, these versions of Typer do not show the help texts
-of arguments, so each command's docstring explains the command's arguments.
+Flower requires Typer below 0.21, which with click 8.5 shows no help for arguments. Therefore, each
+command's docstring explains the arguments.
 """
 
 import json
@@ -35,7 +35,7 @@ console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to. Refuse an unusable path before any work is done."""
+    """Return the path of an output folder. Raise an error if the path cannot be a folder."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
@@ -72,14 +72,14 @@ Port = Annotated[int, Option(help="Local port of the SuperLink or SuperNode.", m
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Return the number of codes in each feature mode, from text such as ``202x316``."""
+    """Parse the number of codes in each feature mode, from text such as ``202x316``."""
     if not re.fullmatch(r"[0-9]{1,30}(x[0-9]{1,30})*", text.lower()):
         raise SettingsError(f"{option}: need numbers of codes, such as 202x316, got {text!r}")
     return tuple(int(size) for size in text.lower().split("x"))
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """Return the settings from ``--set``. Refuse a setting whose name is in `options`."""
+    """Parse ``--set`` values. Refuse a name that is also an option of the command (`options`)."""
     given = parse_assignments(settings or ())
     if twice := sorted(given.keys() & set(options)):
         raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
@@ -91,8 +91,8 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Merge a Flower App's defaults, ``--set`` and the command's `options` into a run config.
 
-    An option that is None does not override the default. The default rank for synthetic data is the
-    number of planted phenotypes.
+    An option that is None does not override the default. For synthetic data, the setting ``rank``
+    defaults to the number of planted phenotypes.
     """
     from dpfact_flower.data.synthetic import preset
 
@@ -116,9 +116,9 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether a folder contains `what`, and refuse such a folder unless `force` is set.
+    """Return whether `file` exists in a folder. If so, raise an error unless `force` is set.
 
-    The folder contains `what` if `file` exists, because `file` is written last.
+    The error says that the folder contains `what`.
     """
     used = (folder / file).exists()
     if used and not force:
@@ -129,7 +129,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 
 def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -> None:
-    """Refuse a finished run's folder. With resume=true, the server checks the folder instead."""
+    """Refuse a finished run's folder, unless `force` is set or `settings` has ``resume=true``."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or parse_assignments(settings or ()).get("resume") is True
@@ -138,7 +138,7 @@ def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -
 
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
-    """Show a progress bar for each reported task, if standard error is a terminal."""
+    """Yield a callback that shows a progress bar per task, if standard error is a terminal."""
     console = Console(stderr=True)
     hidden = hidden or not console.is_terminal
     with Progress(console=console, transient=True, disable=hidden) as bars:
@@ -153,7 +153,7 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
 
 def echo_json(content: Any) -> None:
-    """Print JSON for another program. Rich is not used, because it would wrap long lines."""
+    """Print JSON without Rich, which would wrap long lines."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
 
 

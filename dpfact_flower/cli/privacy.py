@@ -1,4 +1,4 @@
-"""Define `dpfact plan` (predicts costs), `ledger` (shows costs) and `audit` (tests privacy)."""
+"""Define the commands `dpfact plan`, `ledger` and `audit`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def plan(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Describe what secure sums change in a plan, and what secure sums require."""
+    """Describe how secure sums change a plan's expected quality and privacy guarantee."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)
@@ -308,9 +308,9 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the privacy guarantee after each row that has a cost, and the final guarantees.
+    """Return the guarantee after each row (None for rows without cost), and the final guarantees.
 
-    Costs add up only for releases with the same privacy unit and neighbouring relation.
+    Releases with different privacy units or neighbouring relations have separate guarantees.
     """
     from dpfact_flower.privacy import account
 
@@ -325,7 +325,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """Return a table of events. The last line of each release shows the running total."""
+    """Return a table with a line per event. A release's last line shows the running total."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"
@@ -358,7 +358,7 @@ def _epsilon(total: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """Yield a sentence for the total cost under each accountant, followed by any warnings."""
+    """Yield sentences that state the total costs, followed by any warnings."""
     if not totals:
         yield "nothing was charged"
     for total in totals:

@@ -1,4 +1,4 @@
-"""Define `dpfact run`, `simulate` and `demo`, which run a federation, and `dpfact init`."""
+"""Define the commands `dpfact run`, `simulate`, `demo` and `init`."""
 
 import re
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ def demo(
 
 @contextmanager
 def _stopped_in_words(out: Path) -> Iterator[None]:
-    """After Ctrl-C, tell the user whether the run can resume. Typer itself would print nothing."""
+    """On Ctrl-C, tell the user whether the run can be resumed, and exit with code 130."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,7 +135,7 @@ def _stopped_in_words(out: Path) -> Iterator[None]:
 
 
 def _finish(folder: Path, as_json: bool) -> None:
-    """Summarise a run in a few lines with the paths of its files, or print JSON."""
+    """Print a run's headline figures and file paths, or the run's summary as JSON."""
     from dpfact_flower.evaluation.prose import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 

@@ -1,12 +1,12 @@
-"""Store all patients' events in one DuckDB database, in a common format for all EHR systems.
+"""Store all patients' events in one DuckDB database, in the same format for every EHR system.
 
-For each feature mode, a reader supplies a relation with four columns and one row per event:
+For each feature mode, a reader supplies a table or query with one row per event and four columns:
 
-    patient, encounter and code (text), and time (minutes, BIGINT)
+    patient (text), encounter (text), code (text), time (minutes, BIGINT)
 
-`add_events` stores each event once. Patients, encounters and codes become 64-bit hashes. The tables
-``people`` and ``codes`` keep the original patients and codes. If two originals have the same hash,
-reading fails. Encounters are compared only within a patient, so their identifiers are not kept.
+`add_events` stores each distinct event once, and replaces identifiers and codes by 64-bit hashes.
+The tables ``people`` and ``codes`` map patient identifiers and codes to hashes. If two patients or
+two codes have the same hash, reading fails. Encounter identifiers are not kept.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` gives for each mode the number of most frequent codes to keep, or None to keep all codes.
-    `vocabularies` contains public code lists, which replace the most frequent codes. `top` and
-    `vocabularies` follow the order of the modes. `rolled_up` maps modes to groupings, which are
-    applied before `top`. Sites with fewer than `min_patients` patients are merged into the site
-    ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as empty rows.
-    `memory` limits the memory that DuckDB uses before it spills to disk.
+    `top` contains, for each mode, the number of most frequent codes to keep (None: all codes).
+    `vocabularies` contains public code lists to use instead of the most frequent codes. `top` and
+    `vocabularies` follow the order of the modes. `rolled_up` maps modes to groupings of codes,
+    which are applied before `top`. Sites with fewer than `min_patients` patients are merged into
+    the site ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as
+    empty rows. `memory` limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -73,14 +73,14 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Log a count and add it to the table ``read_report``, unless the count is 0."""
+    """Log `number` and add it to the table ``read_report``, unless `number` is 0."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %s: %d", place, what, number)
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Return the counts reported on this connection in order, as (place, what, number)."""
+    """Return the numbers that `count` has stored, in order, as (place, what, number)."""
     return tuple(connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall())
 
 
@@ -92,7 +92,7 @@ def table_of(mode: str) -> str:
 def add_events(connection: Connection, mode: str, source: str) -> int:
     """Add events to a mode, and return the number of new events.
 
-    `source` is SQL for a relation with the events. Rows without a patient or a code are ignored.
+    `source` is an SQL subquery for the events. Rows without a patient or a code are ignored.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
@@ -138,10 +138,10 @@ def replace_codes(
     members: Mapping[str, Sequence[str]],
     texts: Mapping[str, str],
 ) -> tuple[int, int]:
-    """Replace a mode's codes with groups of codes. Codes that are in no group are dropped.
+    """Replace a mode's codes with groups of codes. Drop codes that are in no group.
 
-    `members` gives each group's codes, and `texts` each group's description. A code may be in
-    several groups. Identical events are merged. Return the numbers of dropped events and codes.
+    `members` and `texts` map each group to codes and to a description. A code may be in several
+    groups. Identical events are merged. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for group, codes in members.items() for code in codes]
     connection.execute(

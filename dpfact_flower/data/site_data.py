@@ -34,11 +34,11 @@ _LABEL = "label "
 class SiteData:
     """All data of one hospital. The data never leaves the hospital.
 
-    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
-    contains one vocabulary per mode, with distinct names. `labels` maps names to arrays of 0 and 1,
-    of shape (patients,). If `labels` is a single array, it becomes the label ``died``. `patients`
-    contains the hospital's own patient identifiers, all distinct. `row_unit` says what each row
-    stands for: usually a patient, or a discharge if patients cannot be identified.
+    `tensor`, of shape (patients, codes of mode 1, ...), counts each patient's combinations of
+    codes. `vocabularies` contains one vocabulary per mode, with distinct names. `labels` maps names
+    to arrays of 0 and 1, of shape (patients,). If `labels` is a single array, it becomes the label
+    ``died``. `patients` contains the hospital's own patient identifiers, all distinct. `row_unit`
+    is what a row represents: a patient or, if patients are unknown, a discharge.
     """
 
     name: str
@@ -88,9 +88,9 @@ class SiteData:
         )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
-        """Return a copy with all patients, but only the codes at the given ascending positions.
+        """Return a copy with only the codes at the positions `kept`.
 
-        `kept` contains one array per feature mode. If `kept` is empty, all codes are kept.
+        `kept` has one ascending array per feature mode. If `kept` is empty, all codes are kept.
         """
         if not kept:
             return self
@@ -104,7 +104,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file atomically and without pickles. Only its owner can read the file."""
+        """Write an .npz file atomically and without pickles. Only the file's owner can read it."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that still have a code in every mode, or None if there are none."""
+        """Return the phenotypes that keep a code in every mode, or None if no phenotype does."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -196,7 +196,7 @@ class Truth:
 
 
 class SiteSummary(NamedTuple):
-    """One site's line in `Cohort.summary`. `labelled` counts the patients with each label."""
+    """One site's entry in `Cohort.summary`. `labelled` counts the patients with each label."""
 
     site: str
     patients: int
@@ -208,9 +208,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """The data of several sites, for simulation and tests only.
 
-    All sites have the same vocabularies. Site names must differ even if case is ignored. `truth` is
-    set only for artificial data. `read_report` counts the rows that the reader read, kept and left
-    out, as tuples (where, what, count).
+    All sites have the same vocabularies. Site names must be unique, ignoring case. `truth` is set
+    only for artificial data. `read_report` lists what the reader read, kept and left out, in tuples
+    such as ``("patients", "kept", 100)``.
     """
 
     name: str
@@ -247,7 +247,7 @@ class Cohort:
 
     @property
     def row_unit(self) -> str:
-        """The unit that a row stands for (see `SiteData`)."""
+        """What each row represents, such as a patient (see `SiteData`)."""
         return self.sites[0].row_unit
 
     def __len__(self) -> int:
@@ -260,7 +260,7 @@ class Cohort:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels found at one or more sites."""
+        """Names of all labels that at least one site has."""
         return tuple(dict.fromkeys(chain.from_iterable(site.labels for site in self.sites)))
 
     @property
@@ -292,7 +292,7 @@ class Cohort:
         return tuple(lines)
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Cohort:
-        """Return the same cohort with only the codes at the given positions (see `SiteData`)."""
+        """Return a copy with only the codes at positions `kept` (see `SiteData`)."""
         if not kept:
             return self
         sites = tuple(site.select_codes(kept) for site in self.sites)
@@ -302,7 +302,7 @@ class Cohort:
     def save(self, folder: str | Path) -> None:
         """Write a file for each site, each vocabulary and `truth`, and finally ``cohort.json``.
 
-        An old ``cohort.json`` is deleted first, so the file exists only if the folder is complete.
+        An old ``cohort.json`` is deleted first, so that a folder with ``cohort.json`` is complete.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -355,7 +355,7 @@ def remove_cohort(folder: str | Path) -> None:
 
 
 def site_files(folder: str | Path) -> list[Path]:
-    """Return the paths of the sites' data files in the cohort's order, without reading them."""
+    """Return the paths of the sites' data files, in the cohort's order."""
     path = Path(folder) / COHORT
     names = _read_cohort(path).sites
     for name in names:
@@ -404,7 +404,7 @@ class SiteFile:
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """Return the content of the file, cached until its inode, time stamp or size changes."""
+        """Return the file's content, cached until the inode, time stamp or size changes."""
         try:
             status = self.path.stat()
         except OSError:

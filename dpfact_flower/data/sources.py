@@ -1,8 +1,8 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
-Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a CSV file
-in DuckDB's private spill folder. SQLAlchemy reads all databases except DuckDB's, because DuckDB
-would have to download extensions.
+Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a
+temporary CSV file that only the user can read. SQLAlchemy reads SQLite, PostgreSQL and other
+databases for which DuckDB would have to download extensions.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
 
 
 def _missing(places: Sequence[Path], name: str) -> str:
-    """Return an error message about a missing table. The source folder is last in `places`."""
+    """Return an error message about a table that is in none of the folders `places`."""
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))

@@ -1,8 +1,8 @@
 """Generate artificial EHR data with planted phenotypes for the demo, tests and experiments.
 
 Each patient has one to four active phenotypes, each of which occurs in one or more time windows.
-All codes of a window co-occur. Each code is drawn from the phenotype or from a background of all
-codes. Code frequencies follow a power law, and a few patients have many windows. Sites differ in
+All codes of a window co-occur. Each code is drawn from the phenotype's codes or, less often, from
+all codes. Code frequencies follow a power law. A few patients have many windows. Sites differ in
 how common each phenotype is, and some phenotypes exist at only one site. A patient's risk of
 in-hospital death depends on the active phenotypes. The same settings always produce the same data.
 """
@@ -57,7 +57,7 @@ class SyntheticSettings:
     - `shares`: each site's share of the patients
     - `phenotypes`: number of planted phenotypes
     - `local`: share of the phenotypes that exist at only one site
-    - `distinct`: number of a site (from 1) with very different patients, like a NICU; 0: none
+    - `distinct`: the site (1, 2, ...) whose patients differ greatly from all others, or 0 for none
     - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
@@ -172,7 +172,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return each generated site's (patients, phenotypes) mask of active phenotypes."""
+    """Return, for each site, a mask of its patients' active phenotypes, (patients, phenotypes)."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -220,7 +220,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
 
 
 def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw phenotypes' effects on the log odds of death: a third positive, and a sixth negative."""
+    """Draw the effect of each phenotype on the log odds of death."""
     rank = settings.phenotypes
     raising, lowering = -(-rank // 3), rank // 6
     risk = np.zeros(rank)
@@ -251,7 +251,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints]:
-    """Draw each window's patient and phenotype, and the number of times that its codes occur."""
+    """For each window, draw the patient, the phenotype, and how often the window's codes occur."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -263,7 +263,7 @@ def _windows(
 def _codes_in_windows(
     mode: Mode, source: Floats, phenotype: Ints, background: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """Draw one mode's distinct codes in each window. Return sorted window numbers and codes."""
+    """Draw each window's distinct codes in one mode. Return window numbers and codes, sorted."""
     drawn = 1 + rng.poisson(mode.per_window - 1, len(phenotype))
     window = np.repeat(np.arange(len(drawn)), drawn)
     column = phenotype[window]
@@ -273,7 +273,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """For each entry of `column`, draw a code from that column's distribution, by inversion."""
+    """For each column number in `column`, draw a code from that column of `distributions`."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -284,7 +284,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Combine each window's codes in all ways. Return each combination's window and codes."""
+    """Return the window and codes of every combination of one code per mode within a window."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -312,7 +312,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017. A description names the phenotype in which a code weighs most."""
+    """Return codes such as P017, described by the phenotype in which each code is most likely."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -51,7 +51,7 @@ ISO_TIMES = {
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    If `delimiter` is empty, the most frequent of comma, semicolon, tab and ``|`` in line 1 is used.
+    An empty `delimiter` means the most frequent of comma, semicolon, tab and ``|`` in line 1.
     """
 
     delimiter: str = ""
@@ -71,10 +71,10 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows from frames or from an attached database. `name` identifies the rows in error messages.
+    """Rows from data frames or from an attached database. Error messages call the rows `name`.
 
-    `frames` may come from pandas, polars, Arrow or DuckDB, and are concatenated. Alternatively,
-    `table` is the SQL name of a table in an attached database. Only rows that meet the SQL
+    `frames` may come from pandas, polars, Arrow or DuckDB, and are concatenated. `table` is the SQL
+    name of a table in an attached database, to use instead of `frames`. Only rows that meet the SQL
     condition `where` are used. If `sites` names each frame's site, rows get a column ``site``. Each
     patient's identifier then becomes ``SITE/PATIENT``, so that sites may use the same identifiers.
     """
@@ -89,7 +89,7 @@ class Rows(NamedTuple):
         return self.name
 
     def sql(self, connection: Connection) -> str:
-        """Register the frames on a connection, and return SQL for the rows."""
+        """Register the frames on a connection, and return a subquery that selects the rows."""
         for number, frame in enumerate(self.frames):
             _refuse_twins(self, [name.lower() for name in columns_of(frame)])
             if hasattr(type(frame), "write_parquet"):  # polars or a DuckDB relation
@@ -112,7 +112,7 @@ def columns_of(frame: Any) -> list[str]:
 
 @contextmanager
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
-    """Open an in-memory DuckDB database, with a spill folder that only the user can read.
+    """Open an in-memory DuckDB database, with a temporary folder that only the user can read.
 
     DuckDB never downloads extensions. DuckDB errors inside the block are raised as `DataError`.
     """
@@ -149,7 +149,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
 
 @contextmanager
 def scratch_of(connection: Connection) -> Iterator[Path]:
-    """Make a temporary folder inside DuckDB's spill folder."""
+    """Make a temporary folder inside DuckDB's own temporary folder."""
     with tempfile.TemporaryDirectory(dir=_spill_of(connection)) as folder:
         yield Path(folder)
 
@@ -162,7 +162,7 @@ def _spill_of(connection: Connection) -> str:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
-    If several match, files take precedence over folders, and shorter file names over longer ones.
+    If names clash, files take precedence over folders, and shorter file names over longer ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
@@ -178,11 +178,12 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    All `columns` are required. Names are in lower case, but the table may use any case. A missing
-    `optional` column is read as NULL. ``code[]`` stands for a list of the distinct, non-blank
+    All `columns` are required. Write column names in lower case; the table may use any case. A
+    missing `optional` column is read as NULL. ``code[]`` is a list of the distinct, non-blank
     values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
-    on these columns are kept. SQLAlchemy databases also apply the SQL condition `there`, in which
-    ``$schema`` stands for the table's schema. With `null_words`, words of `NO_VALUE` become NULL.
+    on these columns are kept. In SQLAlchemy databases, rows must also meet the SQL condition
+    `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts such as
+    ``nan`` become NULL.
     """
 
     name: str
@@ -203,7 +204,7 @@ def load_table(
     dialect: Dialect = _PLAIN,
     hint: Callable[[Collection[str]], str] = lambda _: "",
 ) -> None:
-    """Read columns as trimmed NFC text into the temporary table `into`.
+    """Read a table's columns as trimmed text (Unicode NFC) into the temporary table `into`.
 
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
     files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
@@ -242,10 +243,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    If line endings are mixed (LF and CRLF), for example because a header was added, DuckDB may fail
-    or reject correct lines. If DuckDB fails or rejects a line, a copy in which all lines end in LF
-    is read instead. UTF-16 files are always read from a copy in UTF-8, because DuckDB would read
-    big-endian UTF-16 as an empty file.
+    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. If that
+    happens, DuckDB reads a copy in which all lines end in LF. UTF-16 files are always copied to
+    UTF-8 first, because DuckDB would read big-endian UTF-16 as an empty file.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -293,8 +293,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
     If the first line is not a header, errors do not quote the line, which may hold a patient's
-    data. DuckDB's header detection is not used: it can mistake a patient's row for a header, reads
-    a file with an unclosed quote as one column, and renames duplicate columns.
+    data. This function does not use DuckDB's header detection, which renames duplicate columns and
+    can mistake a patient's row for a header.
     """
     if path.exists() and not path.is_file():  # a pipe's header could not be read a second time
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -357,12 +357,12 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """Return the list name of a numbered column, such as ``code[]`` for ``code_1``."""
+    """Replace a column name's final number with ``[]``: return ``code[]`` for ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
 def _fields(found: Mapping[str, str], table: Table) -> str:
-    """Return the SQL select list of a table. `found` maps each existing column to its SQL."""
+    """Return the SQL select list of a table. `found` maps column names to SQL expressions."""
     blank = "{0} = ''" + f" OR {NO_VALUE}" * table.null_words
     trimmed = {name.lower(): f"trim(nfc_normalize({sql}))" for name, sql in found.items()}
     texts = {name: f"if({blank.format(sql)}, NULL, {sql})" for name, sql in trimmed.items()}
@@ -403,13 +403,13 @@ def count_each(connection: Connection, table: str, conditions: Sequence[str]) ->
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """If any row meets `where`, raise an error saying what the column must be (`right`)."""
+    """If any row meets `where`, raise an error which says that `column` must be `right`."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
-    """Return SQL that reads a CSV file, and SQL for each column of the file."""
+    """Return SQL that reads a CSV file, and an SQL expression for each column of the file."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
     encoding = dialect.encoding.replace("utf-16", "utf-8")  # see `_run_csv`
@@ -429,7 +429,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for a Parquet file's rows or `Rows`, and SQL for each column as text."""
+    """Return SQL that reads Parquet files or `Rows`, and an SQL expression for each column."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():
@@ -462,7 +462,7 @@ def _typed(
 
 
 def _literal_path(path: Path, below: str = "") -> str:
-    """Return a path, joined with `below`, as an SQL literal with the wildcards * ? [ escaped."""
+    """Return an SQL literal: the path with its wildcards (* ? [) escaped, followed by `below`."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 

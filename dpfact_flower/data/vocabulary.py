@@ -1,7 +1,7 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends each vocabulary's `digest`. A site whose digest differs refuses to join. A privacy
-guarantee holds only if all vocabularies come from public lists (`load_codes`).
+The server sends each vocabulary's `digest`. A site with a different digest refuses to join. A
+privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _DESCRIPTION_COLUMNS = ("description", "long_title")
 class Vocabulary:
     """The codes of one feature mode. A code's position is its index in the tensor.
 
-    Codes are unique and printable, without blanks at either end. Codes are strings in Unicode form
-    NFC, so ``0040`` and ``40`` are different codes. Descriptions are for human readers and do not
-    affect the digest. An unknown description is ``""``. If `descriptions` is empty, none is known.
+    Codes are unique and printable, in Unicode form NFC, and without blanks at either end. Codes are
+    strings, so ``0040`` and ``40`` are different codes. Descriptions are for human readers and do
+    not affect the digest. Unknown descriptions are ``""``, and may be omitted if all are unknown.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Vocabulary:
         return cls(fields["name"], fields["codes"], fields.get("descriptions", ()))
 
     def save(self, path: str | Path) -> None:
-        """Write `to_json` to a file."""
+        """Write the vocabulary to a JSON file."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
@@ -127,9 +127,9 @@ class Vocabulary:
 def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes, in the file's order.
 
-    A ``.json`` file contains a list of codes, or a vocabulary that `Vocabulary.save` wrote under
-    this `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``,
-    or MIMIC's ``icd9_code`` and ``long_title``. Column names are not case-sensitive. Any other file
+    A ``.json`` file contains a list of codes, or a saved `Vocabulary` with this `name`. A ``.csv``
+    file has the column ``code`` (or MIMIC's ``icd9_code`` or ``icd_code``) and optionally
+    ``description`` (or MIMIC's ``long_title``). Column names are not case-sensitive. Any other file
     is text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
@@ -190,7 +190,7 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, and convert its text to NFC, the Unicode form in which codes are kept."""
+    """Read a UTF-8 file, and convert its text to NFC, the Unicode form of all codes."""
     try:
         # Spreadsheet programs write a byte order mark, which utf-8-sig skips.
         return normalize("NFC", path.read_text(encoding="utf-8-sig"))

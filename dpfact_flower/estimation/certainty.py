@@ -2,8 +2,8 @@
 
 Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
 as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to the two halves
-therefore agree only where the patients' data makes them agree. A phenotype that most of these fits
-contain probably exists in other patients too. See also docs/explanation/certainty.md.
+therefore agree only on structure in the patients' data. A phenotype that most of these fits contain
+probably exists in other patients too. See also docs/explanation/certainty.md.
 """
 
 import math
@@ -41,7 +41,7 @@ _ITERATIONS = 20
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
-    """Return a typical patient's number of codes per mode, or [] if the noise hides the number."""
+    """Estimate a typical patient's number of codes per mode. Return [] if the estimate fails."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
     counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes)
@@ -53,9 +53,9 @@ def halves(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield P + z and P - z as matrices for `SPLITS` draws of noise z; P is the releases' sum.
 
-    `noise` is the standard deviation of the noise in each value of the releases' sum. A half's
-    entries have noise of the same standard deviation, because adding z multiplies the standard
-    deviation by sqrt(2), and unpacking divides it by sqrt(2).
+    `noise` is the standard deviation of the noise in each value of the releases' sum. Each entry of
+    a half has noise of the same standard deviation. (Adding z multiplies the standard deviation by
+    sqrt(2), and `unpack` divides all values by sqrt(2).)
     """
     total = _sum(releases)
     for _ in range(SPLITS):
@@ -101,7 +101,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
-    """Return how many distinct phenotypes, at least 1, probably exist in other patients.
+    """Return the number (at least 1) of distinct phenotypes that probably exist in other patients.
 
     For the arguments, see `false_discovery`. If `cells` exceeds `_MANY_CELLS`, similar phenotypes
     (see `alike`) count as one.
@@ -131,7 +131,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Raise the chances of absence if the share of absent phenotypes seems to exceed `_USUAL`.
+    """Increase the chances of absence if the estimated share of absent phenotypes exceeds `_USUAL`.
 
     The share of absent phenotypes is estimated by expectation maximisation (Saerens et al. 2002).
     """

@@ -20,7 +20,7 @@ def kept_codes(
 ) -> Selection:
     """Return, for each mode, the positions of the codes with the largest sums of noisy counts.
 
-    Positions are in ascending order. Of equally frequent codes, the earlier is preferred.
+    Positions are in ascending order. Among equally frequent codes, earlier codes are preferred.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -31,10 +31,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes of each mode to pair in a start without noise, or () for all codes.
+    """Return the number of codes per mode whose pairs a start without noise counts, or () for all.
 
-    If there are more than `_MOST_PAIRED` codes, each mode gets an equal share of `_FREQUENT` codes.
-    A mode with fewer codes than its share leaves the rest to the other modes.
+    If there are more than `_MOST_PAIRED` codes, `_FREQUENT` codes are divided equally among the
+    modes. If a mode has fewer codes, the other modes get more.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

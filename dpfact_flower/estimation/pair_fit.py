@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
-is the site's usage (weight) of each column of F. Diagonals are not released and have no effect.
-Coordinate descent with exact steps updates F row by row, and then all sites' usages. The product
-``P_t F``, which takes most of the time, is computed once and updated after each block of rows.
+is the site's usage (weight) of each column of F. The diagonal of P_t is not released and has no
+effect. Coordinate descent with exact steps updates F row by row, and then all sites' usages.
+Computing ``P_t F`` takes most of the time, so this product is updated only once per block of rows.
 """
 
 import math
@@ -52,7 +52,7 @@ def times(sites: Sites, F: Floats) -> Sites:
 
 
 def pairs_gram(F: Floats) -> Floats:
-    """Return the inner products of f_r f_r^T for F's columns f_r, without the diagonals."""
+    """For all columns f_r, f_s of F, return <f_r f_r^T, f_s f_s^T>, ignoring both diagonals."""
     gram, squares = F.T @ F, F * F
     return np.asarray(gram * gram - squares.T @ squares)
 
@@ -69,7 +69,7 @@ def fit(
 
     A code stays in a factor only if the code improves the fit by more than noise alone would.
     `threshold` is the standard deviation of this noise in one entry of P_t. The fit ends early if a
-    step changes `explained` by less than `settled` times its value.
+    step changes `explained` by less than the fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -89,7 +89,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit usages >= 0 in place. `target` comes from `inner`, and `system` from `pairs_gram`."""
+    """Fit usages `d` >= 0 in place, with `target` from `inner` and `system` from `pairs_gram`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -136,7 +136,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute a row of ``sum_t d_t * (P_t F)``, updated for changes to the block's earlier rows."""
+    """Compute a row of ``sum_t d_t * (P_t F)``, including changes to earlier rows of the block."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

@@ -58,13 +58,13 @@ def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Return M and the full G from a site's release."""
+    """Return M and the full matrix G from a site's release."""
     vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 
 def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
-    """Return the part of a packed release for the first `kept` of `rank` phenotypes."""
+    """Reduce a packed release with `rank` phenotypes to the first `kept` phenotypes."""
     product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
     return pack(product[:, :kept], gram[:kept, :kept])
 
@@ -83,8 +83,9 @@ def refine_factor(
 
     The sites computed `releases` with these `factors`. Each released value has noise of standard
     deviation `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise,
-    `tau` is the number of elastic passes, and `pull` is the previous factor's weight relative to a
-    column's curvature. A column that would become all zero stays unchanged.
+    `tau` is the number of elastic passes, and `pull` is the strength of the pull toward the
+    previous factor, relative to a column's curvature. A column that would become all zero stays
+    unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -132,7 +133,7 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
     The prior mean is the phenotype's total usage, multiplied by the site's share of all usage. The
     prior variance is proportional to the site's squared share. The sum of all prior variances
-    equals the sum of squared deviations from the prior means, less all noise variances.
+    equals the sum of squared deviations from the prior means, minus the sum of all noise variances.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -146,13 +147,12 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return a weight in (0, 1] for each site's and phenotype's residual.
+    """Return each residual's weight in (0, 1], shape (sites, phenotypes).
 
     A residual and its variance across patients both grow with usage. Therefore weights of ``usage /
     (usage + noise)`` give the best signal-to-noise ratio. Without noise, all weights are 1. If
-    noise dominates, the weights are proportional to usage (a matched filter). `noise` is the
-    variance of the noise in one column of a site's statistic. This variance can be compared with
-    usage, because residuals have norms up to 1.
+    noise dominates, the weights are proportional to usage (a matched filter). `noise` is the total
+    variance of the noise in one column of a site's statistic.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -160,7 +160,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Set entries of `gram` below the noise level to 0. Return Q, made positive semi-definite."""
+    """Set `gram` to 0 below the noise level. Return a positive semi-definite Q (see `pooled`)."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -194,7 +194,7 @@ def _passes(
 
 
 class Average(NamedTuple):
-    """One mode's releases, averaged over rounds, and the standard deviation of their noise."""
+    """One mode's releases, averaged over rounds, with noise of standard deviation `sigma`."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
@@ -204,8 +204,8 @@ class Average(NamedTuple):
 class RunningAverage:
     """A moving average of each mode's releases, in which the previous average has weight `share`.
 
-    Different rounds have independent noise. Once noise limits the refinement, factors hardly change
-    between rounds, so the average has the signal of a single release, but less noise.
+    Different rounds have independent noise. In later rounds, factors hardly change, so the average
+    has the signal of a single release, but less noise.
     """
 
     def __init__(self, share: float) -> None:
@@ -217,8 +217,8 @@ class RunningAverage:
     ) -> Average:
         """Average a mode's newest releases with the stored average, and store the result.
 
-        If the set of answering sites changes, the stored average is dropped, because all sites'
-        averages must have the same noise level.
+        If `sites` has changed, the stored average is discarded, because all sites' averages must
+        have the same noise level.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:

@@ -1,11 +1,11 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
-All sites' matrices are fitted jointly (`pair_fit`). Because the problem is not convex, the server
-compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
-and then to the separate matrices. A *grown* candidate is built up by adding factors that explain as
-much of the residual as possible. Let P be the releases, and let z be fresh noise with the same
-standard deviation as P's noise. Candidates are fitted to P + z / 2 and evaluated on P - 2 z. The
-noise in these two sums is independent (docs/explanation/start.md).
+All sites' co-occurrence matrices are fitted jointly (`pair_fit`). Because the problem is not
+convex, the server compares several candidates. A *random* candidate is first fitted to the sum of
+the sites' matrices and then to the separate matrices. A *grown* candidate is built up by adding
+factors that explain as much of the residual as possible. Let P be the releases, and let z be fresh
+noise with the same standard deviation as P's noise. Candidates are fitted to P + z / 2 and
+evaluated on P - 2 z. The noise in these two sums is independent (docs/explanation/start.md).
 """
 
 import logging
@@ -65,7 +65,7 @@ class Start:
     """The first factors, which are non-negative and have columns of norm 1.
 
     ``stacked diag(usage_t) stacked^T`` approximates site t's matrix, except for the diagonal. If
-    there are more than `_APART` sites, t stands for a group of sites.
+    there are more than `_APART` sites, t is the number of a group of sites.
     """
 
     factors: Factors
@@ -80,7 +80,7 @@ def start_factors(
     sigma: float,
     rng: np.random.Generator,
 ) -> Start:
-    """Fit factors to the sites' packed co-occurrences with noise of standard deviation `sigma`."""
+    """Fit factors to packed co-occurrences whose noise has standard deviation `sigma`."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases)
     with one_blas_thread:  # sums must not depend on the machine
@@ -109,9 +109,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
-    """Return sums over at most `_APART` groups of sites, and the square roots of group sizes.
+    """Return the releases' sums in at most `_APART` groups, and the square roots of group sizes.
 
-    Each sum is divided by the square root of the group's size, to be as noisy as a single release.
+    Each sum is divided by the square root of its group's size, and is thus as noisy as one release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -123,7 +123,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Return the candidate that, fitted to P + z / 2, best explains P - 2 z (see the module)."""
+    """Return the candidate that best explains held-out data (P - 2 z in the module's docstring)."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
@@ -155,7 +155,7 @@ def _best_candidate(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release with newly drawn noise. The same state of `rng` gives the same noise."""
+    """Yield (release, fresh noise) pairs. The same state of `rng` gives the same noise."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -176,7 +176,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Restore the previous values of factors that the threshold has emptied."""
+    """Restore the previous values of factors in which all entries have become 0."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
@@ -200,9 +200,9 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add `rank` factors where the residual is largest. Return None if too few exceed the noise.
+    """Add `rank` factors where the residual is largest. Return None if fewer factors are found.
 
-    A step that adds no factor lowers the threshold. `noise` is the noise's standard deviation.
+    If a step adds no factor, the next threshold is lower. `noise` is a standard deviation.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -226,8 +226,8 @@ def greedy_init(
 ) -> Model:
     """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits the residual.
 
-    The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
-    `most` dissimilar factors, best first.
+    If the threshold (see `pair_fit.fit`) sets all factors to 0, lower thresholds are tried. Return
+    between one and `most` dissimilar factors, best first.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -244,9 +244,9 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Return directions, usages and gains (error reductions) of randomly started power iterations.
+    """Search by power iterations from random points. Return factors, usages and error reductions.
 
-    `_TRIES` searches start with equal usages. One search per site starts with all usage there.
+    `_TRIES` searches start with equal usages, and one search per site with usage only at that site.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -271,7 +271,7 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """Return ``(P_t - F diag(d_t) F^T) X`` without the diagonal, shape (sites, codes, columns)."""
+    """Return ``R_t X`` for every site. R_t is ``P_t - F diag(d_t) F^T`` with a zero diagonal."""
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F

@@ -2,10 +2,10 @@
 
 If patients have few codes, the factors that explain co-occurrences differ from the factors that
 explain the patients' data. Refinement would need dozens of rounds, at a privacy cost, to remove
-this difference. A fit to surrogate patients removes the difference at no cost, because such a fit
-is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of codes in
-each mode. The probability of drawing a code depends on the codes already drawn (naive Bayes). The
-more codes a typical patient has, the weaker this dependence is.
+this difference. A fit to surrogate patients removes the difference at no privacy cost, because such
+a fit is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of
+codes in each mode. The probability of drawing a code depends on the codes already drawn (naive
+Bayes). The more codes a typical patient has, the weaker this dependence is.
 """
 
 import math
@@ -64,7 +64,7 @@ def surrogates_of(
 
 
 def likely_pairs(total: Array, model: Array, noise: float) -> Array:
-    """Return a model's co-occurrences plus residuals above the noise, with a zero diagonal."""
+    """Return a model's co-occurrences plus soft-thresholded residuals, with a zero diagonal."""
     rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -105,9 +105,9 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.
     its pairs of codes. Suppose that a patient has k_n codes in mode n, and a cell for every
     combination of codes. Up to a common scale, the block for modes m and n then has a mass of
     ``CROSS sqrt(k_m k_n)``. The block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``.
-    If q is the second mass divided by the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. If an entry's
-    noise has the standard deviation `raised`, each mass is shifted by one standard deviation, in
-    the direction that increases the counts. Counts range from 1 to `_MOST_CODES`.
+    Let q be the second mass divided by the first. Then ``k_n = 1 + 2 (CROSS q)^2 k_m``. `raised` is
+    the assumed standard deviation of an entry's noise. Each mass is shifted by its noise's standard
+    deviation, in the direction that increases the counts. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -126,7 +126,7 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return each code's total co-occurrences with other modes, and P(row code | column code)."""
+    """Return each code's co-occurrences with other modes' codes, and P(row code | column code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

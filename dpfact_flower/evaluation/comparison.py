@@ -1,7 +1,7 @@
 """Compare finished runs in a table and on a page, and find phenotypes that several runs share.
 
 A phenotype that is found again with fresh noise, without noise, or in other data is unlikely to be
-a chance finding of one run. Phenotypes are compared using only the models.
+a chance finding of one run. The comparison uses only the models, not patients' data.
 """
 
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ Model = tuple[Factors, tuple[Vocabulary, ...]]
 
 
 def comparison(folders: Sequence[Path]) -> str:
-    """Return a Markdown table with a row for each run, and ``-`` for values not measured."""
+    """Return a Markdown table with a row for each run, and ``-`` for each missing value."""
     rows = [{"run": run.name, **columns(run.summary, run.model)} for run in _read(folders)]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
-    """Return a run's values for the table, by column heading."""
+    """Return a run's row of the table, as a mapping of column headings to texts."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -80,21 +80,21 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 
 def protection(summary: Summary) -> str:
-    """Return a run's epsilon and how rigorously it is proven, or ``without noise``."""
+    """Return a run's epsilon and privacy claim, or ``without noise``."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
 
 
 def _privacy(summary: Summary) -> str:
-    """Return the privacy mode and, if epsilon is no guarantee, what the run claims instead."""
+    """Return the privacy mode, with the run's privacy claim if epsilon is not proven."""
     claim = SEEDED_CLAIM if SEEDED_CLAIM in summary.claim else summary.claim
     is_less = claim == SEEDED_CLAIM or "not proven" in claim
     return f"{summary.privacy} ({claim})" if is_less else summary.privacy
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon and, in brackets, epsilon for replacing (not adding) a record."""
+    """Return epsilon and, in brackets, the epsilon under replacement of a record, if known."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -106,7 +106,7 @@ def _area(auc: AUC | None) -> str | None:
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page comparing finished runs, readable only by its owner."""
+    """Write a page that compares finished runs. Only the page's owner can read it."""
     with belonging(folders[0]):
         return write_page(out, "compare.html.j2", _content(_read(folders)))
 
@@ -157,7 +157,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return each quality measure's values by run, and a plot, or None if there are no values."""
+    """Return the quality measures' values by run, with a plot (None if there are no values)."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -173,7 +173,7 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 
 
 def check_beside(folder: Path, others: Sequence[Path]) -> None:
-    """Raise an error if one of the `others` is the run itself or learned nothing."""
+    """Raise an error if one of the `others` is `folder` itself or has an uninformative model."""
     for other in others:
         if other.resolve() == folder.resolve():
             raise SettingsError(f"beside: {other} is the run itself; give another run")

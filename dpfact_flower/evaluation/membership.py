@@ -1,8 +1,8 @@
 """Assign phenotypes to patients by a fixed rule.
 
-A patient's record is scaled to norm 1 and approximated by the shared phenotypes, whose columns have
-norm 1. A score therefore does not depend on how many codes a patient has. A score of 1 means that
-the record consists of the phenotype alone. The thresholds below were chosen on separate data.
+Scores are the coefficients of a least-squares fit of the phenotypes to a patient's record. Records
+and the phenotypes' columns are scaled to norm 1, so a score does not depend on how many codes a
+patient has. A score of 1 means that the record consists of the phenotype alone.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def scores(
 ) -> NDArray[np.float64]:
     """Return each patient's scores, (patients, phenotypes). Scores stay at the site.
 
-    If `features` lacks some codes' rows, `norms` must be the whole model's `column_norms`.
+    If `features` lacks rows of the model, `norms` must be the `column_norms` of the whole model.
     """
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
     return np.asarray(fitted * (column_norms(features) if norms is None else norms))

@@ -1,7 +1,7 @@
 """A run's global model: its phenotypes, and patients' scores for these phenotypes.
 
-In a run with noise, differential privacy covers the model. Scores are computed without noise from a
-site's data, so a table of scores (a membership table) must stay at that site.
+In privacy mode ``patient``, the model is differentially private. Scores are computed without noise
+from a site's data, so a table of scores (a membership table) must stay at that site.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. Phenotypes are numbered from 1 and may have a `name`.
 
-    In each mode of a phenotype, the code with `place` 1 has the largest share. `weight` is the
-    factor's entry, and `share` is `weight` divided by its column's sum of absolute values. `lift`
-    is `share` divided by the code's mean share over all phenotypes. `false_discovery` is the
+    `place` is the code's position in its mode (from 1), in descending order of share. `weight` is
+    the factor's entry, and `share` is `weight` divided by its column's sum of absolute values.
+    `lift` is `share` divided by the code's mean share over all phenotypes. `false_discovery` is the
     probability that the phenotype does not occur in other patients, or None if unknown.
     """
 
@@ -66,8 +66,8 @@ class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
-    (patients, phenotypes). `without` is the number of patients without any of the model's codes,
-    whose scores are 0. `missing` counts the model's codes that are absent from the site's lists.
+    (patients, phenotypes). `without` counts the patients who have none of the model's codes and
+    thus only scores of 0. `missing` counts the model's codes that the site's code lists lack.
     """
 
     patients: tuple[str, ...]
@@ -81,7 +81,7 @@ class Memberships:
 
     @property
     def has(self) -> NDArray[np.bool_]:
-        """Mask, (patients, phenotypes): whether a patient has a phenotype (score above 0.15)."""
+        """A mask, (patients, phenotypes), of the scores above 0.15."""
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
@@ -110,7 +110,7 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 class GlobalModel:
     """The model shared by a run's sites: a float32 factor, (codes, phenotypes), per feature mode.
 
-    `vocabularies` list the codes of each factor's rows. `names` maps a phenotype's number, from 1,
+    Each vocabulary lists the codes of one factor's rows. `names` maps a phenotype's number, from 1,
     to the name that a person gave the phenotype. For `false_discovery`, see `CodeRow`.
     """
 
@@ -137,13 +137,13 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique heading for each phenotype: its name, and its number if two names are equal."""
+        """A unique heading for each phenotype: the name, with a number appended if names clash."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Return each phenotype's codes with non-zero weights: all, or the `top` codes per mode."""
+        """Return each phenotype's codes with non-zero weights, at most `top` codes per mode."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
         lists = (rows for by_mode in self.codes_by_mode().values() for rows in by_mode.values())
@@ -179,8 +179,8 @@ class GlobalModel:
         """Return the scores of a site's patients, who need not have taken part in the run.
 
         The phenotypes stay unchanged. To fit phenotypes to the site, use ``dpfact site refit``.
-        Codes are matched by their text. A site's code list may be longer or in a different order,
-        and may lack some, but not all, of the model's codes.
+        Codes are matched by their text. A site's code list may be in any order, may contain other
+        codes, and may lack some, but not all, of the model's codes.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -220,7 +220,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Return the shared codes' positions and factor rows, in the order of the site's lists."""
+        """For codes shared by site and model, return positions at the site, and factor rows."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(

@@ -107,7 +107,7 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
 
     A cell of the map shows the norm of a phenotype's column in a site's patient factor. Norms are
     divided by the site's largest norm, because larger sites have larger norms. Crosses mark columns
-    that the l2,1 penalty set to zero. If there are at most 60 phenotypes, `names` label them.
+    that the l2,1 penalty set to zero. `names` are shown for up to 60 phenotypes.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
 The number of a patient's codes can predict outcomes well, and even random factors have some
-predictive value. Every AUC is therefore shown with those of two baselines: the set of codes, and
-the sum of counts. Scores stay at the sites, so only simulations have an overall AUC.
+predictive value. Every AUC is therefore shown next to the AUCs of two baselines: the set of codes,
+and the sum of counts. Scores stay at the sites, so only simulations have an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,9 +39,9 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    Each split divides the patients of all sites, stratified by site and label. All predictors are
-    therefore tested on the same patients. Each column of `patient_factors` must belong to the same
-    phenotype at every site. Sites without the label are left out.
+    Splits are stratified by site and label, and are the same for all predictors. Each column of
+    `patient_factors` must belong to the same phenotype at every site. Sites without the label are
+    left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -93,8 +93,8 @@ def split_scores(
 ) -> dict[int, list[float]]:
     """For each group of patients, return the AUC on the test patients of each split.
 
-    `model` returns a new scikit-learn classifier, which is trained and tested on one group's
-    patients. Groups with too few patients are left out.
+    `model` creates a new scikit-learn classifier for each group and split. The result omits groups
+    in which fewer than `FEWEST` patients have the outcome, or fewer than `FEWEST` lack it.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= FEWEST}
@@ -115,12 +115,12 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Take the fourth root of every score to reduce skewness."""
+    """Return the fourth roots of the scores, which are less skewed than the scores."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
-    """Return a 0/1 matrix of patients by codes, with all feature modes side by side."""
+    """Return a 0/1 matrix with a row for each patient and a column for each code of any mode."""
     modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
     return scipy.sparse.csr_array(scipy.sparse.hstack(modes))
 
@@ -144,9 +144,9 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """For each split, yield a mask that selects the share `train` of each stratum for training.
+    """For each split, yield a mask of training patients: a random fraction `train` per stratum.
 
-    Unlike in scikit-learn's stratified splits, strata with a single patient are allowed.
+    A stratum may have a single patient, which scikit-learn's stratified splits do not allow.
     """
     rng = np.random.default_rng(seed)
     for _ in range(splits):

@@ -1,7 +1,7 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-Only this module aggregates patients' values for a report. Because reports are shared, counts
-below ten patients are hidden. Every number that would reveal such a count is hidden too.
+Reports may be shared, so a table hides every patient count below ten. A table also hides every
+number from which readers could derive such a count.
 """
 
 import warnings
@@ -48,9 +48,9 @@ _LARGEST = 20.0
 def phenotype_table(
     memberships: Sequence[NDArray[np.floating[Any]]], features: Factors, sites: Sequence[SiteData]
 ) -> PhenotypeTable:
-    """Summarise the patients who have each phenotype.
+    """Return a table of all phenotypes, computed from the scores of all sites' patients.
 
-    `memberships` holds each site's `scores`. Labels that are missing at any site are left out.
+    `memberships` holds one array of scores per site. The table omits labels that any site lacks.
     """
     has = [has_phenotype(scores) for scores in memberships]
     everybody, who = np.concatenate(memberships), np.concatenate(has)
@@ -93,7 +93,7 @@ def phenotype_table(
 def _codes(
     vocabulary: Vocabulary, factor: NDArray[np.floating[Any]], present: Any, who: NDArray[np.bool_]
 ) -> list[tuple[CodeWeight, ...]]:
-    """Return each phenotype's codes in one mode, with the share of patients who have each code."""
+    """For one mode, return the codes with the largest weights in each phenotype."""
     carriers, everybody = who.T.astype(np.float64) @ present, present.sum(axis=0)
     patients, owners = len(who), who.sum(axis=0)
     tells = _tells_outside(carriers, everybody, owners[:, None], patients)
@@ -118,9 +118,9 @@ def _codes(
 def _tells_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether a code's counts reveal a small count of patients without a phenotype.
+    """Return whether a code's counts reveal a small count among patients without a phenotype.
 
-    `carriers` counts patients with a code, `owners` with the phenotype, and `inside` with both.
+    `carriers`, `owners` and `inside` count patients with the code, the phenotype, and both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -131,12 +131,12 @@ Count = float | np.number[Any]
 
 
 def _share(count: Count, patients: Count) -> float | str:
-    """Return a share of patients, or ``<10`` for a small count."""
+    """Return `count` as a share of `patients`, or ``<10`` if `count` is below ten."""
     return f"<{SMALL}" if count < SMALL else float(count / patients)
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Like `_share`, but return a word for nearly all patients, and None for no patients."""
+    """Like `_share`, but replace shares near 1 with a word, and return None if `patients` is 0."""
     if not patients:
         return None
     if patients - count < SMALL <= count:
@@ -150,9 +150,9 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site, given its patient count at each site.
+    """Return a phenotype's prevalence at each site, given its number of patients at each site.
 
-    If the total would reveal a small count, more counts are hidden, the smallest first.
+    If the total would reveal a small count, hide larger counts too, starting with the smallest.
     """
     shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
     small = [site for site, count in counts.items() if count < SMALL]
@@ -170,7 +170,7 @@ def _tells(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Return whether the other sites' counts narrow down a hidden small count."""
+    """Return whether the counts shown would let readers narrow down a small count."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
@@ -178,7 +178,7 @@ def _tells(
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Return each site's usage of each phenotype: the column norms of its patient factor."""
+    """Return the column norms of each site's patient factor."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),
@@ -190,7 +190,7 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
 def _associations(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """For each phenotype, return an outcome's rate and its adjusted odds ratio."""
+    """Return each phenotype's association with an outcome."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())
@@ -203,10 +203,10 @@ def _associations(
 
 
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
-    """Return an outcome's rate among a phenotype's patients, unless it reveals a small count.
+    """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    Because the totals are known, the rate determines all four counts: patients with and without the
-    phenotype, with and without the outcome.
+    Readers know the totals, so the rate reveals the number of patients with each of the four
+    combinations of phenotype and outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -221,7 +221,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit a logistic regression on all phenotypes that have no `_obstacle`."""
+    """Fit one logistic regression on all phenotypes for which `_obstacle` returns None."""
     rank = memberships.shape[1]
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
@@ -240,7 +240,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why there is no coefficient, or None. `label` covers only the phenotype's patients."""
+    """Return why a phenotype gets no coefficient, or None. `label` covers only its patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

@@ -1,7 +1,7 @@
 """Describe a run in words: phenotype titles, sentences for clinicians, and lines for a terminal.
 
-Titles such as ``Stroke with hypertension`` are made from the codes alone. If a person has named a
-phenotype, that name is used instead. The same model always gets the same titles.
+Titles such as ``Stroke with hypertension`` are made from the codes alone, so a model always gets
+the same titles. If a user has named a phenotype, that name replaces the title.
 """
 
 import math
@@ -45,7 +45,7 @@ _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
 
 def _relevance(row: CodeRow) -> float:
-    """Return how characteristic a code is of its phenotype (Sievert and Shirley, 2014, eq. 1)."""
+    """Return the relevance of a code to its phenotype (Sievert and Shirley, 2014, eq. 1)."""
     return _LAMBDA * math.log(abs(row.share)) + (1 - _LAMBDA) * math.log(abs(row.lift))
 
 
@@ -59,7 +59,7 @@ def titles(model: GlobalModel) -> dict[int, str]:
 
 
 def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
-    """Make a unique title for each phenotype. In titles, diagnoses come before treatments."""
+    """Make a unique title for each phenotype from its leading codes."""
     led = Counter(
         (mode, row.code)
         for rows in phenotypes.values()
@@ -75,14 +75,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the codes with at least a third of the first row's weight, which is the largest."""
+    """Return the codes with at least a third of the largest weight, which is in the first row."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a code's short name: the last part of its description, or else the code itself.
+    """Return a short name: the last part of a code's description, or the code if there is none.
 
-    ``|`` separates parts. If there are four or more, the last two are used: ``sepsis – severe``.
+    ``|`` separates a description's parts. Of four or more parts, the last two are used.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -120,9 +120,9 @@ MOST_FALSE, EVEN = 0.1, 0.5
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
-    """Return a label for how certain a phenotype is, from its matches in other runs (`pairs`).
+    """Return a label such as ``stable``, which says whether other runs found the phenotype too.
 
-    Without `pairs`, use `chance`: the probability that other patients lack the phenotype.
+    Without `pairs`, use `chance`, the probability that the phenotype is a false discovery.
     """
     if not pairs:
         if chance is None:
@@ -147,9 +147,9 @@ def certainties(
 def first_line(
     table: tables.PhenotypeTable | None, rank: int, words: Sequence[str], unit: str
 ) -> str:
-    """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have at least one``.
+    """Summarise a run in one sentence, such as ``Twenty patterns; nine are stable``.
 
-    `words` are results of `certainty`. `unit` is what the rows represent, such as patients.
+    `words` are labels from `certainty`. `unit` names the tensor's rows, such as ``patients``.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):
@@ -205,9 +205,9 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe what `certainty` returns for `pairs` and, separately, for `chance`.
+    """Explain two `certainty` labels of a phenotype, one from `pairs` and one from `chance`.
 
-    `same` lists the phenotypes that differ from this one in only one mode.
+    `same` lists the phenotypes that differ from the described phenotype in only one mode.
     """
     runs, count, own = len(pairs), sum(pair.is_replicated for pair in pairs), ""
     if chance is not None:
@@ -231,7 +231,7 @@ def certainty_sentence(
 
 
 def review_sentence(review: Review | None) -> str:
-    """Describe the phenotype's chart review, if there is one."""
+    """Describe a chart review, or return an empty string if `review` is None."""
     if review is None:
         return ""
     text = f"Chart review: {'kept' if review.verdict == 'keep' else 'dropped'}"
@@ -251,7 +251,7 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
-    """Return each characteristic code's frequency and name, most frequent code first."""
+    """Return the (frequency, name) of each characteristic code, most frequent code first."""
 
     def share(value: tables.Share) -> float:
         return value if isinstance(value, float) else float(value in ("most", "nearly all"))
@@ -267,7 +267,7 @@ def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
 
 
 def search_words(texts: Iterable[str]) -> str:
-    """Return everyday words for a phenotype's codes, for the search in the report."""
+    """Return everyday words for the codes described in `texts`, for the report's search box."""
     known: dict[str, str] = tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in known.items() if re.search(names, text))
@@ -282,7 +282,7 @@ _WAYS_OUT = {
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Summarise a run for a terminal, as the label and text of each line."""
+    """Return the (label, text) lines of a run's summary for a terminal."""
     s, sent, errors = summary, summary.exchange, summary.errors
     time, failures = duration(sent.seconds), ""
     if errors:
@@ -317,7 +317,7 @@ def uninformative_message(summary: Summary) -> str:
 
 
 def _promise(summary: Summary) -> str:
-    """Describe a run's privacy: epsilon (rounded up), delta, and how rigorously both are proven."""
+    """Describe a run's privacy: epsilon (rounded up), delta, and what is proven."""
     spent = summary.spent
     if spent is None:
         return summary.claim

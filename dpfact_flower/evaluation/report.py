@@ -1,6 +1,6 @@
 """Write one self-contained HTML page about a run, using only the files in the run folder.
 
-The page begins with the phenotypes. If the model learned nothing, the page says so instead.
+The page begins with the phenotypes or, if the model is uninformative, with a warning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,9 +43,9 @@ _MANY_LISTS = 60
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write a finished run's report to ``report.html`` or `out`, readable only by its owner.
+    """Write a run's report to `out` (default: ``report.html``), readable only by its owner.
 
-    After a deployment, the report omits all measures that need the sites' data.
+    The report of a deployment omits all measures that need the sites' data.
     """
     with belonging(folder):
         return write_page(out or folder / run_folder.REPORT, "report.html.j2", _content(folder))
@@ -113,7 +113,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct `SiteSpending`, with the names of the sites it applies to."""
+    """Return each distinct `SiteSpending`, with the names of its sites."""
     rows: dict[str, tuple[SiteSpending, list[str]]] = {}
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         rows.setdefault(repr(spent), (spent, []))[1].append(site)
@@ -130,7 +130,7 @@ def _grouped(pairs: Iterable[tuple[K, int]]) -> list[tuple[K, list[int]]]:
 def _figures(
     summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
-    """Draw each figure for which there is data. Return inline SVG by figure name."""
+    """Draw each figure for which data exists. Return a mapping of figure names to inline SVG."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}
@@ -159,10 +159,10 @@ def cards(
     reviews: Mapping[int, run_folder.Review],
     unit: str,
 ) -> list[dict[str, Any]]:
-    """Return each phenotype's content for the page. `unit` is what rows represent.
+    """Return the content of each phenotype's card. `unit` names the rows, such as ``patients``.
 
-    If a person has named a phenotype, that name is the title, and the title made from the codes
-    appears below it. The page's search also finds a phenotype by everyday words for its codes.
+    If a user has named a phenotype, the card shows that name above the title made from codes. The
+    page's search also finds a phenotype by everyday words for its codes.
     """
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES

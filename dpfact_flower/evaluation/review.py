@@ -1,9 +1,9 @@
-"""Test phenotypes by chart review, and read the sheets that people fill in.
+"""Write sheets for chart reviews of phenotypes, and read the completed sheets.
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. The run folder gets only the decision, the phenotype's name and, if based on ten or more
-charts, the rounded share of confirmed charts and the number of charts.
+hospital. The run folder gets only the decision and the phenotype's name. For ten or more charts,
+the folder also gets the number of charts and the rounded share of confirmed charts.
 """
 
 import csv
@@ -45,7 +45,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """Base class of key files. `model` is the digest of the run's model, and identifies the run."""
+    """Base class of key files. `model` is the digest of the run's model file."""
 
     model: str
 
@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A row of a review sheet. Only the key contains `score` and `near` (near the threshold)."""
+    """A reviewed patient. `near` is true if the patient was chosen as near the threshold."""
 
     patient: str
     score: float
@@ -64,7 +64,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """A chart review's key file: each patient's score, and whether it is near the threshold."""
+    """A chart review's key file, which lists the reviewed patients and their scores."""
 
     phenotype: int
     charts: tuple[Chart, ...]
@@ -73,7 +73,7 @@ class Key(SheetKey):
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of a group's charts by verdict. Only "yes" confirms the phenotype."""
+    """The number of charts with each verdict. Only ``yes`` confirms the phenotype."""
 
     yes: int
     no: int
@@ -86,13 +86,13 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Share of confirmed charts in tenths, and number of charts. Both None below ten charts."""
+        """Rounded share of confirmed charts and number of charts (both None below ten charts)."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
 
     def __str__(self) -> str:
-        """Describe the counts for the hospital, with Wilson's 95 % interval for the share."""
+        """Describe the counts, with a Wilson 95 % interval for the share of confirmed charts."""
         text = f"{self.yes} of {self.charts} charts confirmed"
         if self.unsure:
             text += f"; {self.unsure} unsure"
@@ -105,7 +105,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A completed sheet: verdicts on patients whose scores are highest or near the threshold."""
+    """A completed sheet. `near` counts verdicts on patients with scores near the threshold."""
 
     phenotype: int
     highest: Tally
@@ -161,7 +161,7 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Use a sheet's key file to count verdicts by group. Errors quote no verdict or identifier."""
+    """Read a completed sheet and its key file. Error messages quote no verdict or identifier."""
     key = read_key(sheet.with_suffix(_KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
@@ -184,7 +184,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Write to ``names.toml``: the decision, any new name and the `Tally.public_share` values."""
+    """Write the decision, any new name and the `Tally.public_share` values to ``names.toml``."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name" and not found.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
@@ -197,7 +197,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Choose and shuffle patients. Return their rows, and a mask of the rows near the threshold."""
+    """Return the chosen patients' rows, shuffled, and whether each score is near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())
@@ -218,7 +218,7 @@ def _chosen(
 
 
 def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
-    """Return a patient's codes by mode, with their descriptions, largest total count first."""
+    """Return a patient's codes and their descriptions for each mode, most frequent code first."""
     mine = site.tensor.indices[:, 0] == row
     cells, values = site.tensor.indices[mine, 1:], site.tensor.values[mine]
     record = {}
@@ -230,12 +230,12 @@ def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
 
 
 def _bare(patient: str) -> str:
-    """Remove leading characters that a spreadsheet may add to an identifier or drop from it."""
+    """Remove leading apostrophes and zeros, which spreadsheets add or drop, from an identifier."""
     return patient.strip().lstrip("'0")
 
 
 def new_files(folder: Path, out: Path) -> list[Path]:
-    """Return the paths of a sheet, its page and its key: ``OUT.csv``, ``.html``, ``.key.json``.
+    """Return the paths of a sheet, page and key: `out` plus ``.csv``, ``.html``, ``.key.json``.
 
     Raise an error if one of the files exists, or if `out` is in the run's `folder`.
     """
@@ -265,9 +265,9 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each line that is filled in: its place (file and line number), and its cells.
+    """Yield the place (file and line) and cells of each line, except blank lines and notes.
 
-    The CSV may be from any spreadsheet program. No two lines may have the same first cell.
+    Detect the separator and the encoding. Raise an error if two lines have the same first cell.
     """
     try:
         content = sheet.read_bytes()

@@ -1,7 +1,7 @@
-"""Read and write the files in a run folder. None of them contains an individual patient's data.
+"""Read and write the files in a run folder, which contain no individual patient's data.
 
-``config.toml`` contains everything needed to repeat the run. ``names.toml`` contains names and
-chart reviews of phenotypes. `dpfact_flower.server` writes ``history.jsonl`` and ``checkpoint.npz``.
+``config.toml`` contains the settings and software versions. ``names.toml`` contains names and chart
+reviews of phenotypes. `dpfact_flower.server` writes ``history.jsonl`` and ``checkpoint.npz``.
 """
 
 import json
@@ -41,7 +41,7 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write ``global_model.npz``: arrays NAME, NAME_codes and NAME_text for each mode NAME."""
+    """Write ``global_model.npz``: for each mode NAME, arrays NAME, NAME_codes and NAME_text."""
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
         arrays[vocabulary.name] = factor
@@ -108,7 +108,7 @@ def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
-    """Read ``beside.json``, or return an empty tuple if the file does not exist."""
+    """Read matches with other runs from ``beside.json``. Return () if there is no such file."""
     path = folder / BESIDE
     if not path.exists():
         return ()
@@ -119,14 +119,14 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
 
 
 def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
-    """Write ``config.toml``: the complete run config, and the versions of the software."""
+    """Write the complete run config and the software versions to ``config.toml``."""
     text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
     with replacing(folder / CONFIG) as file:
         file.write(text.encode())
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.toml``: the tables ``run-config`` and ``versions``."""
+    """Read the tables ``run-config`` and ``versions`` from ``config.toml``."""
     path = folder / CONFIG
     config: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
     missing = [table for table in ("run-config", "versions") if table not in config]
@@ -139,9 +139,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    `charts` counts the charts of patients with the highest scores. `confirmed` is the share of
-    these charts that confirm the phenotype, in tenths. `near_charts` and `near_confirmed` are the
-    same figures for patients near the threshold. A share is given only for ten or more charts.
+    `charts` is the number of charts of patients with the highest scores. `confirmed` is the rounded
+    share of these charts that confirm the phenotype. `near_charts` and `near_confirmed` describe
+    patients with scores near the threshold. Values based on fewer than ten charts are None.
     """
 
     verdict: Literal["keep", "drop"]
@@ -153,7 +153,7 @@ class Review:
 
 @dataclass(frozen=True)
 class Names:
-    """The content of ``names.toml``: names and chart reviews by phenotype number, from 1."""
+    """The content of ``names.toml``: names and chart reviews, by phenotype number."""
 
     phenotypes: dict[int, str] = field(default_factory=dict)
     reviewed: dict[int, Review] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Names:
 def read_names(folder: Path, rank: int) -> Names:
     """Read ``names.toml``, or return an empty `Names` if the file does not exist.
 
-    A user can also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
+    Users may write the file themselves, with lines such as ``3 = "renal"`` below ``[phenotypes]``.
     """
     path = folder / NAMES
     if not path.exists():
@@ -173,7 +173,7 @@ def read_names(folder: Path, rank: int) -> Names:
 
 
 def write_names(folder: Path, new: Names, rank: int) -> None:
-    """Add names and reviews to those in the file. An empty name removes an earlier name."""
+    """Add names and reviews to ``names.toml``. An empty name removes a phenotype's earlier name."""
 
     def known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:  # TOML does not have None
         return {name: value for name, value in fields if value is not None}
@@ -218,7 +218,7 @@ def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the file's name to errors about its content."""
+    """Add `path` to the message of a DataError."""
     try:
         yield
     except DataError as error:

@@ -1,7 +1,7 @@
 """Summarise a run from the server's state and, in a simulation, from the sites' data.
 
-A simulation has all sites' data and state on one machine. Reconstruction errors, AUCs and tables
-are computed from this data after the rounds, and are never sent.
+A simulation has all sites' data on one machine. After the last round, this module computes
+reconstruction errors, AUCs and tables from the data, but never sends these results.
 """
 
 import math
@@ -56,8 +56,8 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is a simulation's data. If `measured` is false, its summary has no measures, as after a
-    deployment. `counted` says whether the privacy plan used the exact number of patients.
+    `cohort` is a simulation's data, and None in a deployment. If `measured` is false, the summary
+    omits all measures. `counted` says whether the privacy plan used the exact number of patients.
     """
     given = ""  # text after a claim, about facts taken from the data without noise
     if cohort is not None and coordinator.privacy.privacy == "patient":
@@ -88,10 +88,10 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and estimates for the methods of the DPFact paper and of TRIP.
+    """Return the run's traffic, and the bytes that the DPFact paper's method and TRIP would send.
 
-    For each reply, both methods would send all feature factors to the site and back, as float64. In
-    TRIP (consensus ADMM), a site would also send the multipliers of its constraints.
+    For each reply, the paper's method sends all feature factors to the site and back, as float64.
+    TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
     """
     records = coordinator.records
     replies = sum(len(record.sites) for record in records)
@@ -109,9 +109,9 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """Return each site's privacy cost and the largest one, or None if the run adds no noise.
+    """Return each site's privacy cost and the largest cost, or None if the run adds no noise.
 
-    Each patient is at one site only, so other sites' spending does not affect that patient.
+    Costs of different sites are not added up, because each patient is assumed to be at one site.
     """
     if coordinator.privacy.privacy == "none":
         return None
@@ -153,9 +153,9 @@ def _recorded(
 
 
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Return all releases requested from each site that has replied at least once.
+    """Return the planned releases of each site that has replied at least once.
 
-    Rounds without a timely reply count too, because the site may have computed its release.
+    Rounds without a timely reply are included, because the site may have charged its ledger.
     """
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
@@ -166,7 +166,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
 ) -> tuple[Measured, SharedPhenotypes]:
-    """Return measures and phenotype tables. If a model is uninformative, the tables are empty."""
+    """Return measures and phenotype tables. If the model is uninformative, the tables are empty."""
     watch("measuring", 0.0)
     give_back()  # memory used by the rounds
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
@@ -233,10 +233,10 @@ def measure(
 def shared_error(
     tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
-    """Return the total squared error after every patient's factor row is refitted to `features`.
+    """Return the total squared error of `features`, with patient factors refitted to the tensors.
 
-    A small site's own model usually overfits. The fit of such a model cannot be compared with the
-    fit of methods in which sites share all feature factors. Scale the `tensors` as in the run.
+    This error can be compared with the error of methods in which sites share all feature factors.
+    The error of a small site's own model is too low, because such a model overfits.
     """
     errors = []
     for tensor in tensors:
@@ -261,7 +261,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Draw about `MOST_PREDICTED` patients, or all if fewer: the same fraction at each site."""
+    """Sample up to about `MOST_PREDICTED` patients, in proportion to the sizes of the sites."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -276,10 +276,10 @@ def _errors(
     stores: Sequence[SiteStore], sites: Sequence[SiteData],
     models: Iterable[tuple[SparseTensor, Factors]],
 ) -> Errors | None:  # fmt: skip
-    """Return the pooled errors of the sites' own models after each round, as in the DPFact paper.
+    """Return the errors of the sites' own models after each round, pooled over all sites.
 
-    Rounds in which any site did not take part are left out. If any site lacks the last round's
-    error over non-zero cells, the `models` are used to compute all sites' errors.
+    Only rounds in which all sites took part are included. If a site did not measure the last
+    round's error over non-zero cells, this error is computed from `models`.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))

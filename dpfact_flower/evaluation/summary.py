@@ -1,7 +1,7 @@
-"""The result of a run: the content of ``summary.json``, in which most keys are at the top level.
+"""Define the content of ``summary.json``, which is the result of a run.
 
-Each key is a field of a class below. If unknown, `epsilon`, `delta`, `accountant`, `rmse`, `fit`,
-`fms` and `auc` are null. If `spent`, `measured` or `errors` is None, its other keys are omitted.
+Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. Unknown fields are
+omitted, except that `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` become null.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit
 class Spending:
     """The privacy cost of releases, as returned by `Guarantee.to_dict`.
 
-    `claim` says how rigorously epsilon is proven. In patient mode, `epsilon` holds if a patient is
-    added or removed, and `replacing` is the epsilon for a replaced record. With secure sums,
-    `alone` is the epsilon that holds even if all other sites collude with the server.
+    `claim` says what is proven about epsilon. In patient mode, `epsilon` is for adding or removing
+    a patient, and `replacing` is the epsilon for replacing a patient's record. With secure sums,
+    `alone` is the epsilon that remains valid if all other sites collude with the server.
     """
 
     epsilon: float
@@ -38,14 +38,14 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's privacy cost and releases. In ``summary.json``, releases also have a ``rho``."""
+    """One site's privacy cost and releases. ``summary.json`` adds a ``rho`` to each release."""
 
     ledger: tuple[ReleaseEvent, ...]
 
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """The privacy cost of the site that spent the most, and each site's cost by site name."""
+    """The privacy cost of the site that spent the most. `per_site` has the cost of every site."""
 
     unit_in_words: str
     neighbours_in_words: str
@@ -57,8 +57,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` are the bytes that the schemes of the DPFact paper and of TRIP
-    would send for the same replies. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` estimate the traffic of the DPFact paper's method and of TRIP for
+    the same replies. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """Errors of the sites' own models after a round, pooled over all sites; see `RMSE`."""
+    """RMSE (`all_cells`, `nonzeros`) and fit of the sites' own models after a round."""
 
     round: int
     all_cells: float
@@ -91,7 +91,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models. The first three fields are values after the last round."""
+    """Errors of the sites' own models. `rmse`, `fit` and `rmse_nonzeros` are for the last round."""
 
     rmse: float
     fit: float
@@ -113,8 +113,8 @@ class AUC:
 class GroupAUC:
     """AUCs for labelled patients. `group` is the patients' site, or ``overall`` for all sites.
 
-    Predictions use patients' scores (`memberships`) or, as baselines, their sets of codes
-    (`raw_codes`) and sums of counts (`volume`). `reason` explains missing figures.
+    `memberships` is the AUC of predictions from patients' scores. `raw_codes` and `volume` are
+    baselines that use sets of codes or sums of counts. `reason` says why AUCs are missing.
     """
 
     group: str
@@ -127,7 +127,7 @@ class GroupAUC:
 
 @dataclass(frozen=True)
 class OutcomePrediction:
-    """The result of `predict_outcome`: one model for all labelled patients, and one for each site.
+    """The result of `predict_outcome`: AUCs for all labelled patients, and for each site.
 
     `train` is the share of the patients in the training set.
     """
@@ -140,7 +140,7 @@ class OutcomePrediction:
 
 @dataclass(frozen=True)
 class Coherence:
-    """The coherence of phenotypes, and the mean coherence of models with shuffled weights."""
+    """The mean coherence of the phenotypes and, for comparison, of models with shuffled weights."""
 
     value: float
     by_chance: float
@@ -148,13 +148,13 @@ class Coherence:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measures of a simulation, which has all sites' data on one machine.
+    """Measures of a simulation, computed from all sites' data.
 
     `fms` is the factor match score with the true phenotypes, if these are known. `auc` is the AUC
-    for the first label. `errors` is None if the loss is not the squared error, or if no round has
-    errors from all sites. `fit_shared` is the share of the data that the shared factors explain
-    with all patient factors refitted. `fit_frequencies` is the share of the data that code
-    frequencies alone explain. `coherence` is None if nothing was learned.
+    for the first label. `errors` is None if the loss is not the squared error, or if no round
+    included all sites. `fit_shared` is the share of the data that the shared factors explain, with
+    patient factors refitted. `fit_frequencies` is the share that code frequencies alone explain.
+    `coherence` is None if the model is uninformative.
     """
 
     fms: float | None
@@ -168,7 +168,7 @@ class Measured:
 
     @property
     def is_uninformative(self) -> bool:
-        """Whether the shared factors explain no more than the frequencies of codes."""
+        """Whether the shared factors explain no more of the data than code frequencies alone."""
         return self.fit_shared <= self.fit_frequencies
 
 
@@ -177,8 +177,8 @@ class Summary:
     """The result of a run. `name` is the name of the cohort or, in a deployment, of the job.
 
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
-    the model. `row_unit` is what a row of the data represents: ``patient`` or ``discharge``. If
-    known, `false_discovery` holds, for each phenotype, the probability that other patients lack it.
+    the model. `row_unit` names what a row of the tensor represents, such as ``patient``.
+    `false_discovery` holds, if estimated, the probability that each phenotype is a false discovery.
     `spent` is None in a run without noise, and `measured` is None in a deployment.
     """
 
@@ -202,7 +202,7 @@ class Summary:
         return self.measured.errors if self.measured else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, in the order of ``summary.json``."""
+        """Return the content of ``summary.json`` as plain values."""
         content = asdict(self)
         for site, own in self.spent.per_site.items() if self.spent else ():
             lines = content["spent"]["per_site"][site]["ledger"]

@@ -1,8 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. A made-up item is a phenotype in which one leading
-code, or all codes of one mode, come from another phenotype. The key says which items are real, so
-nobody may read the key before all answers are in. The files reveal no more than the model.
+Half of the items are phenotypes of the model. The others are made up: one leading code, or all
+codes of one mode, come from another phenotype. The key says which items are real, so nobody may
+read the key before all answers are in. The files reveal no more about patients than the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The key to a survey: the phenotype and kind of each item."""
+    """A survey's key file, which says whether each item is real or made-up."""
 
     items: tuple[Item, ...]
 
@@ -94,7 +94,7 @@ def agreement(one: Answers, two: Answers) -> str:
 def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
     """Write a survey's sheet, page and key, readable only by their owner. Return the sheet's path.
 
-    Each phenotype is the basis of at most one item, so a small model gives fewer items. `seed`
+    There is at most one item per phenotype, so a model of low rank gives fewer than `items`. `seed`
     determines the choice and the order of the items.
     """
     sheet, page, key = new_files(folder, out)

@@ -2,8 +2,8 @@
 
 A share of patients is a number, or None if no patients were counted. If the number would reveal a
 count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` (of up
-to 99 patients) and ``nearly all`` (of 100 or more) mean all but nine or fewer. ``hidden`` means
-that the number, with others in the table, would reveal a small count.
+to 99 patients) and ``nearly all`` (of 100 or more) mean all patients except nine or fewer.
+``hidden`` means that readers could derive a small count from the number.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Association:
 
     `coefficient` is the log odds ratio per standard deviation of the score, with a 95 % `interval`.
     `p_value` is from a two-sided Wald test, not corrected for the number of phenotypes. `reason`
-    explains a missing coefficient. `rate` is the share of the phenotype's patients with the
+    says why a coefficient is missing. `rate` is the share of the phenotype's patients with the
     outcome, and `rate_interval` is its Wilson 95 % interval.
     """
 
@@ -49,10 +49,10 @@ class Association:
 class Phenotype:
     """One component of the model. `number` starts at 1.
 
-    `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
-    of patients who have the phenotype. `carriers` is the share of all patients who have a leading
-    code in every mode. `precision` is the same share among the phenotype's patients only. `codes`
-    lists each mode's codes, largest weight first. `outcomes` has an association for each label.
+    `weight` is the product of the phenotype's column norms in all factors. `prevalence` is the
+    share of patients who have the phenotype. `carriers` is the share of all patients who have a
+    leading code in every mode. `precision` is the share of the phenotype's patients who have such
+    codes. `codes` lists each mode's codes, largest weight first.
     """
 
     number: int
@@ -77,9 +77,9 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """How much each site uses each phenotype: the column norms of the sites' patient factors.
+    """How strongly each phenotype is present at each site: column norms of the patient factors.
 
-    Norms grow with a site's number of patients. `off` marks columns that the l2,1 penalty set to 0.
+    `norms` increase with a site's number of patients. `off` marks columns that are entirely zero.
     """
 
     sites: tuple[str, ...]
@@ -88,7 +88,7 @@ class SiteUsage:
 
     @property
     def switched_off(self) -> dict[str, list[int]]:
-        """For each site, numbers of the phenotypes whose columns the l2,1 penalty set to 0."""
+        """For each site, the numbers of the phenotypes that `off` marks."""
         return {
             site: [number for number, is_off in enumerate(row, start=1) if is_off]
             for site, row in zip(self.sites, self.off, strict=True)
@@ -97,7 +97,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """The content of ``phenotypes.json``: a table about all patients, and each site's usage."""
+    """The content of ``phenotypes.json``: a table for all patients, and norms for each site."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None
@@ -105,11 +105,11 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class Pair:
-    """The numbers of two matched phenotypes, in a run and in another run, and their similarity.
+    """A run's phenotype, the matched phenotype of another run, and their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is this product if every
-    cosine is 0.85, the limit for similarity. `chance` is the 95th percentile of matches with
-    artificial phenotypes, which mix modes of different phenotypes from the other run.
+    `match` is the product of the cosine similarities in all modes. `fair` is the value of this
+    product if each cosine is 0.85. `chance` is the 95th percentile of the match with artificial
+    phenotypes. Each artificial phenotype combines modes of different phenotypes from the other run.
     """
 
     number: int
@@ -125,7 +125,7 @@ class Pair:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether the match exceeds `fair` but not `chance`, so frequent codes may explain it."""
+        """Whether the match exceeds `fair`, but may be due to frequent codes alone."""
         return self.fair < self.match <= self.chance
 
 
@@ -133,7 +133,7 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` states the other run's epsilon, or ``without noise``. `rank` is the run's own rank.
+    `how` is the other run's epsilon and claim, or ``without noise``. `rank` is the run's own rank.
     """
 
     name: str
@@ -152,5 +152,5 @@ class Replication:
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return a phenotype's pair from each replication, or a pair with match 0 if there is none."""
+    """Return a phenotype's pair in each replication. An unmatched phenotype gets a match of 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]

@@ -13,10 +13,10 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 
 
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles a function, which then runs without the GIL.
+    """Return a decorator that compiles a function to code that runs without the GIL.
 
-    `options` are passed to `numba.njit`. `tag` distinguishes kernels in numba's cache that are
-    compiled from the same function but inline different functions.
+    `options` are passed to `numba.njit`. Numba caches kernels by name. If one function is compiled
+    several times but inlines different functions, give each kernel its own `tag`.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -21,10 +21,10 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `path` once complete, so `path` is never incomplete.
+    """Yield a temporary file that is renamed to `path` on success, so `path` is never incomplete.
 
-    The content reaches the disk before the file is renamed to `path`, so the file survives a power
-    failure. If `durable` is false, writes do not wait for the disk.
+    If `durable` is true, the content is written to disk before the file is renamed, so the file
+    survives a power failure.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))
@@ -63,7 +63,7 @@ def create_once(path: Path, content: bytes) -> None:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Open a file for its owner only, but refuse symbolic links. Use this as `opener` of `open`."""
+    """An `opener` for `open` that refuses symbolic links and creates files for their owner only."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -89,10 +89,10 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space with a file, which the yielded function deletes to free the space for use.
+    """Reserve disk space with a placeholder file, and yield a function that deletes this file.
 
-    Raise an OSError if the disk or a quota has too little space. On macOS and a few file systems,
-    which cannot reserve space, only the free space is checked.
+    Raise an OSError if the disk or a quota has too little space. macOS and a few file systems
+    cannot reserve space, so only their free space is checked.
     """
 
     def free() -> None:
@@ -152,7 +152,7 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Durably create a folder and its missing parents, which only their owner can access."""
+    """Durably create a folder and its missing parents, accessible only to their owner."""
     if not folder.is_dir():
         for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -177,8 +177,8 @@ def _sync_folder(folder: Path) -> None:
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Raise an error unless a path is the user's own file or folder, writable by nobody else.
 
-    A user who can change a ledger could restore a spent privacy budget. A path that does not exist
-    is accepted. If `reading` is true, another user may own the path.
+    If other users could change a ledger, they could restore a spent privacy budget. The function
+    accepts a missing path. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()
@@ -211,7 +211,7 @@ def check_private(path: Path) -> None:
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder that anyone could move, or whose path has another user's symbolic link."""
+    """Refuse a folder that any user could move, or whose path contains another user's symlink."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         found = [(above, above.lstat(), above.stat()) for above in ways if above.exists()]
@@ -237,7 +237,7 @@ def _lets_move(above: os.stat_result, writers: int) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the user's number as text if the user has no name."""
+    """Return the name of the user with this UID, or the UID as text if there is no such user."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -245,7 +245,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int:
-    """Return a user's number, given the user's name or the number as text."""
+    """Return a user's UID, given the user's name or the UID as text."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -253,7 +253,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Return faults that let users other than root and `uid` access a path, each with a remedy."""
+    """Return permission faults that let users other than root and `uid` access a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: give its target"]
@@ -268,7 +268,7 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """Return faults that let users other than root and `uids` change a path or its parents."""
+    """Return permission faults that let users other than root and `uids` change or move a path."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 

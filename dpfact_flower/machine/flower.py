@@ -1,7 +1,7 @@
 """The supported versions of Flower, and the environment of Flower's processes.
 
 A deployment uses some of Flower's private functions and classes, which any release of Flower may
-remove. `tests/machine/test_flower` tests each of them with the installed Flower.
+remove. `tests/machine/test_flower` tests all of these names with the installed Flower.
 """
 
 from importlib.metadata import version

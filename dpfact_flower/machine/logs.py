@@ -1,7 +1,7 @@
 """Configure the package's log, and define how tasks report progress.
 
-In a process that Flower runs, log lines go through Flower's handler. When used as a library, this
-package configures no handlers.
+In Flower's processes, this package logs through Flower's handler. In other programs, this package
+configures no handlers.
 """
 
 import json
@@ -29,8 +29,8 @@ def no_progress(name: str, share: float) -> None:
 def use_flower_handler() -> None:
     """Send this package's log to Flower's handler, at level INFO unless another level is set.
 
-    Call this function from apps, commands and functions that perform a run, but never on import. If
-    standard error is not a terminal, log lines have a time stamp but no colours.
+    Call this function where a program starts, not in modules that other code imports. If standard
+    error is not a terminal, log lines have a time stamp but no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -65,7 +65,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """During a run in this process, hide Flower's and this package's log lines below WARNING."""
+    """If `quiet` is true, hide log lines below WARNING from Flower and from this package."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

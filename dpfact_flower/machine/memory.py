@@ -26,13 +26,13 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Return this process's peak memory in bytes, plus memory held for it (see `hold_beside`)."""
+    """Return this process's peak memory plus the memory recorded by `hold_beside`, in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
 
 def hold_beside(held: int) -> None:
-    """Record how many bytes another process uses for this one. One memory limit covers both."""
+    """Record another process's memory use, in bytes, which counts toward the same memory limit."""
     _beside[0] = held
 
 

@@ -26,7 +26,7 @@ class Process:
     folder: Path | None
 
     def runs(self, *names: str) -> bool:
-        """Return whether the process runs one of these commands."""
+        """Return whether the process runs one of the commands in `names`."""
         return any(Path(word).name in names for word in self.words[:_INTERPRETED])
 
     def option(self, name: str) -> str | None:
@@ -75,11 +75,11 @@ class Listener(NamedTuple):
 
 
 def listeners(host: str, port: int) -> list[Listener] | None:
-    """Return the sockets that a connection to a port on a loopback address may reach.
+    """Return the listening sockets that can receive a connection to `host` and `port`.
 
-    Return None if an address of `host` is not a loopback address, or if the sockets are not
-    visible, for example in another container. Return an empty list if any address of `host` lacks a
-    listener: any process could start to listen there and receive the connection.
+    Return None if `host` has an address other than loopback, or if this process cannot see the
+    sockets, for example in another container. Return an empty list if an address of `host` has no
+    listener, because any process could start to listen on that address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

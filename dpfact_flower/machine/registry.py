@@ -21,7 +21,7 @@ class Registry(Generic[_Thing]):
         self._more: dict[str, _Thing] = {}
 
     def register(self, name: str, thing: _Thing) -> _Thing:
-        """Register an object for this process. An earlier object with this name is replaced."""
+        """Register an object for this process, replacing any earlier object with the same name."""
         if name in self._own:
             raise SettingsError(f"{self._what}: {shown(name)} is dpfact-flower's own")
         self._more[name] = thing

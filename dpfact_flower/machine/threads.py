@@ -1,7 +1,7 @@
 """Run independent parts of a computation in threads without affecting the result.
 
-The division into parts never depends on the number of threads, and results are collected in a fixed
-order. The number of threads therefore affects only the running time.
+Callers divide work into the same parts for any number of threads, and `in_order` yields results in
+the order of the parts. The number of threads therefore affects only the running time.
 """
 
 import os
@@ -39,8 +39,8 @@ def thread_count() -> int:
 class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
-    The setting is global, so the last thread to leave the context resets it. Enter this context
-    before you start other threads, because OpenBLAS may ignore a setting made in such a thread.
+    The setting is global, so the last thread to leave the context resets it. Enter the context
+    before you start threads, because OpenBLAS may ignore a setting that a started thread makes.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield the results of ``map(function, parts)``, computed ahead in up to `threads` threads."""
+    """Yield the results of ``map(function, parts)``, computed in up to `threads` threads."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # a single part needs no other thread

@@ -1,6 +1,6 @@
 """Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
 
-A site can be a `SiteData`, a DataFrame, or a tensor or matrix of another library.
+A site can be a `SiteData`, a DataFrame, a NumPy array, or a sparse matrix or tensor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def federate(
 ) -> Run:
     """Run DPFact with all sites in this process, in parallel threads.
 
-    The results are the same as with `flwr run`, but neither Ray nor a network is needed.
+    The results are the same as those of `flwr run`, without the need for Ray or a network.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return site settings that allow only `config`'s privacy mode and limit a site's epsilon."""
+    """Return settings for sites that accept only `config`'s privacy mode, up to `max_epsilon`."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -386,8 +386,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Return every patient's score for each phenotype, shape (patients, rank).
 
-        Patients are in the same order as in `X`, one site after the other. If `X` has events, see
-        the index of ``memberships(X)`` for the order.
+        Patients are in the order of `X`, site by site. If `X` holds events, the index of
+        ``memberships(X)`` gives the order.
         """
         return np.concatenate([site.scores for site in self._memberships(X)])
 
@@ -402,7 +402,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def components_(self) -> NDArray[np.float32]:
-        """The phenotypes as rows."""
+        """The phenotypes as rows, with the codes of all modes as columns."""
         check_is_fitted(self)
         return np.concatenate(self.model_.factors).T
 
@@ -430,7 +430,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
-        """Return a cohort of the sites in `X`. Matrices are validated as in scikit-learn."""
+        """Return a cohort of the sites in `X`, after scikit-learn's checks if `X` is a matrix."""
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
         is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)

@@ -1,4 +1,4 @@
-"""A run's results as values: model, DataFrames, plots and report, in memory or in a folder."""
+"""The results of a run as Python objects: model, DataFrames, plots and report."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
-    A run contains no data about individual patients, and can be pickled. In a simulation, measures
-    are computed from all patients' data without noise, so protect the measures like patient data.
+    A run can be pickled, and contains no individual patient's data. A simulation's measures are
+    computed from all patients' data without noise, so protect such measures like patient data.
 
     `model` holds the phenotypes that all sites share, and `summary` holds the content of
     ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
-    phenotypes over all sites' patients, if known. `folder` is None if the run is only in memory.
-    `replications` holds matches in other runs, and `reviewed` holds chart reviews.
+    phenotypes over all sites' patients, if measured. `folder` is None if the run is only in memory.
+    `replications` holds matches with other runs' phenotypes, and `reviewed` holds chart reviews.
     """
 
     model: GlobalModel
@@ -89,18 +89,18 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """A statement of how patients are protected, and of how rigorously this is proven."""
+        """A statement of how patients are protected, and of whether this protection is proven."""
         return dict(headline(self.summary))["privacy"]
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon of the site that spent the most, or None in mode "none" (see `guarantee`)."""
+        """The epsilon of the site that spent the most, or None if the run added no noise."""
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Return each phenotype's codes. They reveal no more about patients than the model does.
+        """Return each phenotype's codes, which reveal no more about patients than the model does.
 
-        If there are `replications`, the column ``certainty`` is based on them.
+        The column ``certainty`` is based on the run's `replications`, if any.
         """
         frame = self.model.to_frame(top=top)
         frame.insert(1, "title", frame["phenotype"].map(titles(self.model)))
@@ -108,7 +108,7 @@ class Run:
         return frame.assign(certainty=frame["phenotype"].map(sure))
 
     def clinical(self) -> DataFrame:
-        """Return clinical measures, which reveal no more about patients than the model does."""
+        """Return clinical measures of the phenotypes, computed from the model alone."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -145,7 +145,7 @@ class Run:
     def label(self, number: int, name: str) -> Run:
         """Return the run with a new name for a phenotype. An empty `name` removes the old name.
 
-        The run folder, if any, is updated too.
+        If the run has a folder, the change is also written to the folder.
         """
         new = run_folder.Names({**self.model.names, number: name})
         names = run_folder.checked_names(new, self.model.rank)
@@ -166,14 +166,14 @@ class Run:
     # --- Plots ---------------------------------------------------------------------------------
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Plot each mode's `top` codes in a phenotype, by weight. `number` starts at 1."""
+        """Plot the weights of each mode's `top` codes in a phenotype. `number` starts at 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
             raise DataError(f"phenotype: the model has no number {number}, or it has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:
-        """Plot how well the sites' models fit the data after each round; see `RoundErrors`."""
+        """Plot the field `measure` of `RoundErrors` after each round."""
         return self._drawn("errors", ax, self.summary, measure)
 
     def plot_traffic(self, ax: Axes | None = None) -> Axes:
@@ -181,13 +181,13 @@ class Run:
         return self._drawn("traffic", ax, self.records)
 
     def plot_usage(self, ax: Axes | None = None) -> Axes:
-        """Plot a heat map of how much each site uses each phenotype."""
+        """Plot a heat map of how strongly each phenotype is present at each site."""
         if self.tables.usage is None:
             raise DataError("usage: known only for a simulation that was measured")
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Plot how well phenotypes predict a label (default: the first), next to two baselines."""
+        """For a label (default: the first), plot the AUCs of phenotypes and of two baselines."""
         found = self.summary.measured.predictions if self.summary.measured else {}
         label = label or next(iter(found), "")
         if label not in found:

@@ -1,9 +1,9 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-The costs are exact for Gaussian noise without subsampling. All costs are for the neighbouring
-relation under which the sensitivity was computed. Sources: Bun & Steinke 2016 (zCDP; Propositions
-2.7 to 2.9 in the DPFact paper), Canonne, Kamath & Steinke 2020 (Proposition 12), Balle & Wang 2018
-and Dong, Roth & Su 2022 (exact Gaussian DP).
+The costs are exact for Gaussian noise without subsampling. All costs hold for the neighbouring
+relation for which the sensitivity was computed. Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7
+to 2.9 in the DPFact paper), Canonne, Kamath & Steinke 2020 (Proposition 12), Balle & Wang 2018 and
+Dong, Roth & Su 2022 (exact Gaussian DP).
 """
 
 import math
@@ -47,14 +47,14 @@ RDP_ORDERS: tuple[float, ...] = (
 def sigma_of(rho: float, sensitivity: float) -> float:
     """Return the noise's standard deviation for a release of cost `rho`: sensitivity / sqrt(2 rho).
 
-    The paper's text mistakenly gives the variance, sensitivity**2 / (2 rho), as the standard
-    deviation. The paper's Proposition 2.7 and Bun & Steinke give the correct value.
+    The DPFact paper's text mistakenly gives the variance, sensitivity**2 / (2 rho), as the standard
+    deviation. The paper's Proposition 2.7 and Bun & Steinke give the correct formula.
     """
     return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
 
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
-    """Return the paper's epsilon, rho + 2 sqrt(rho log(1/delta)), which is valid but not tight."""
+    """Return the DPFact paper's epsilon, rho + 2 sqrt(rho log(1/delta)), valid but not tight."""
     return rho + 2 * math.sqrt(rho * log_of_inverse(delta))
 
 
@@ -68,9 +68,9 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
     Each order alpha > 1 gives a valid
-    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. The derivative
-    with respect to alpha is 0 where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left
-    side increases with alpha, so there is one minimum. Epsilon is valid even for an inexact root.
+    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
+    is 0 where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side rises with alpha, so
+    epsilon has one minimum. The root may be inexact, because any alpha gives a valid epsilon.
     """
     log_inverse = log_of_inverse(delta)
     x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, epsilon's slope is >= 0
@@ -83,7 +83,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return epsilon from Renyi DP by Opacus' formula. At order alpha, the cost is alpha * rho."""
+    """Return epsilon by Opacus' formula for Renyi DP, with a cost of alpha * rho at order alpha."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -102,11 +102,11 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return the epsilon of releases with discrete noise on `count` values in total.
+    """Return the epsilon of releases of `count` values in total, with discrete Gaussian noise.
 
-    For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
-    `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite if the proof in
-    ``docs/explanation/noise.md`` does not cover the arguments.
+    Discrete Gaussian noise is close to rounded Gaussian noise, so the result is that of
+    `epsilon_gaussian` with a margin (`DISCRETE_SLACK`) on epsilon and delta. The result is infinite
+    if the proof in ``docs/explanation/noise.md`` does not cover the arguments.
     """
     if count > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf

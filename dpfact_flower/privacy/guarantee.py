@@ -1,6 +1,6 @@
 """Compute the privacy guarantee for a site's releases, with an epsilon from each accountant.
 
-The guarantee holds only if the sensitivity stated in each release's event is correct.
+The guarantee holds only if the sensitivity in each `ReleaseEvent` is correct.
 """
 
 import math
@@ -25,7 +25,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text with the epsilon for replacing a patient's record, or "" if `epsilon` is None."""
+    """Describe the epsilon for replacing a patient's record, or return "" if `epsilon` is None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -33,9 +33,9 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """An epsilon, and the delta, accountant and claim that are always printed with the epsilon.
+    """An epsilon, with its delta, its accountant, and a claim about what is proven.
 
-    `replacing`, if not None, is the epsilon that holds if a patient's record is replaced.
+    `replacing`, if not None, is the epsilon for replacing a patient's record.
     """
 
     accountant: str
@@ -58,10 +58,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The total privacy cost of several releases. `claim` says how rigorously the cost is proven.
+    """The total privacy cost of several releases. `claim` says what is proven about the cost.
 
     `rho` and `mu` are the total costs in zCDP and Gaussian DP. For secure sums, `alone` gives the
-    epsilon that holds even if all other sites collude with the server.
+    epsilon that remains valid if all other sites collude with the server.
     """
 
     releases: int
@@ -76,7 +76,7 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The paper's epsilon in paper mode, and otherwise the smallest proven epsilon."""
+        """The DPFact paper's epsilon in paper mode, and otherwise the smallest proven epsilon."""
         return self.figures[0]
 
     def __str__(self) -> str:
@@ -118,8 +118,8 @@ def account(
 ) -> Guarantee:
     """Add up the costs of one site's releases, all of which may involve the same patient.
 
-    All releases must have the same unit and neighbouring relation. If `second_opinions` is true,
-    the result includes an epsilon from every accountant whose packages are installed.
+    All releases must have the same privacy unit and neighbouring relation. If `second_opinions` is
+    true, the result includes an epsilon from every accountant whose packages are installed.
     """
     if not events:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -167,7 +167,7 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Return each accountant's epsilon, starting with the epsilon for `Guarantee.headline`."""
+    """Return each accountant's epsilon. The first epsilon is used for `Guarantee.headline`."""
     mu = math.sqrt(2 * rho)
     bounds = {
         conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),

@@ -1,16 +1,16 @@
 """Draw exact integer noise from the discrete Gaussian with standard deviation `SIGMA`.
 
-Floating-point noise leaks information through its low bits (Mironov 2012). This module uses integer
-arithmetic, so its samples have exactly the distribution in the proof: P(n) is proportional to
-exp(-n**2 / (2 SIGMA**2)) for all integers n, without truncation or rounding.
+The low bits of floating-point noise leak information (Mironov 2012). This module therefore uses
+integer arithmetic, and draws from exactly the distribution that the privacy proof assumes: P(n) is
+proportional to exp(-n**2 / (2 SIGMA**2)) for all integers n, without truncation or rounding.
 
 The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. Its proposals are
-discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, every random decision
-can be made exactly by comparing two integers. No integer exceeds 2**49.
+discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, the sampler can make
+every random decision exactly, by comparing two integers. No integer exceeds 2**49.
 
 The sampler reads the random bytes as a stream of bits. If the stream ends in the middle of a
-sample, the sampler reads more bytes and redraws this sample from its first bit. No two samples
-share bits. The time to draw a sample depends only on the random bits, never on patients' data
+sample, the sampler reads more bytes and restarts at the sample's first bit. No two samples share
+bits. The time to draw a sample depends only on the random bits, never on patients' data
 (``docs/explanation/noise.md``).
 """
 
@@ -34,8 +34,8 @@ def discrete_gaussian(
     """Draw `count` exact samples of the discrete Gaussian with standard deviation 2**bits.
 
     `random_bytes` is `os.urandom`, or a seeded source in simulations. Each sample uses about 24
-    random bytes. `at_once` is the number of 64-bit words read at a time, and does not affect the
-    samples. Only tests use a `bits` other than `SIGMA_BITS`.
+    random bytes. `at_once` is the number of 64-bit words per call of `random_bytes`. Only tests
+    change `at_once` or `bits`.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
@@ -55,7 +55,7 @@ def discrete_gaussian(
 
 @compiled()
 def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Return the next `count` (< 64) bits as a number, lowest first, or -1 if too few remain."""
+    """Return the next `count` (< 64) bits as a number, lowest bit first, or -1 if bits run out."""
     if count == 0:
         return 0
     first = cursor[0]
@@ -72,7 +72,7 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
 @compiled()
 def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Return True with probability 1/k, by testing whether a uniform number in [0, k) is 0."""
+    """Return True with probability 1/k."""
     width = 0
     while (1 << width) < k:
         width += 1
@@ -86,8 +86,8 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma) for gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    Algorithm 1 needs Bernoulli(gamma/k) draws. Each is the product of two independent draws, first
-    Bernoulli(1/k), which usually needs fewer bits, and then Bernoulli(gamma).
+    Algorithm 1 needs Bernoulli(gamma/k) draws. Each of these draws is the product of a
+    Bernoulli(1/k) draw and an independent Bernoulli(gamma) draw.
     """
     k = 1
     while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
@@ -128,9 +128,9 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Write the distance
-    between |y| and S as whole * S + rest, with an integer `whole` and 0 <= rest <= S. The
-    probability is the product of exp(-whole**2 / 2), exp(-whole * rest / S) and
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Let the distance
+    between |y| and S be whole * S + rest, with integers whole >= 0 and 0 <= rest <= S. The
+    acceptance probability is the product of exp(-whole**2 / 2), exp(-whole * rest / S) and
     exp(-rest**2 / (2 S**2)). Each exponent is an integer divided by a power of two.
     """
     while True:
@@ -151,7 +151,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Fill `samples[done:]`, using the bits from `position` on, until the bits run out.
+    """Fill `samples` from index `done` on, reading bits from `position` until too few are left.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

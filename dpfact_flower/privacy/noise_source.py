@@ -1,9 +1,9 @@
 """Draw noise from the operating system's random generator or, in simulations, from a seed.
 
-Only paper mode uses `Noise.gaussian`, because floating-point noise leaks information: the set of
-possible noisy values depends on the value before noise (Mironov 2012). `Noise.integers` avoids this
-leak by drawing exact integers. `Noise.gaussian` never returns a value beyond 9.2 standard
-deviations, although a Gaussian variable exceeds this bound with probability 2**-64.
+Only paper mode uses `Noise.gaussian`. Its floating-point noise leaks information, because the set
+of possible noisy values depends on the value without noise (Mironov 2012). `Noise.integers` draws
+exact integers and has no such leak. `Noise.gaussian` also never returns a value beyond 9.2 standard
+deviations, whereas a Gaussian variable exceeds this bound with probability 2**-64.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Noise:
 
     @classmethod
     def from_seed(cls, *key: int) -> Noise:
-        """Make a source of repeatable noise for simulations, marked "seeded: not private".
+        """Make a source of repeatable noise for simulations. Such noise gives no privacy.
 
         `key` lists the seed, site and round, so that each site draws different noise in each round.
         """
@@ -47,9 +47,9 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Make the source that the settings specify. Seeds are refused outside simulations.
+        """Make the source that the settings specify. Refuse a noise seed outside simulations.
 
-        `stream` contains the run's seed, the site and the round, so that no noise is repeated.
+        `stream` lists the run's seed, site and round, so that noise is never repeated.
         """
         if settings.noise_seed < 0:
             return cls.from_os()
@@ -73,8 +73,8 @@ class Noise:
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Convert uniform 64-bit words to standard normal values.
 
-    In each word, one bit determines the sign, and 63 bits determine the tail probability. Positive
-    values are mirrored from the lower tail, where floating-point numbers are precise.
+    In each word, one bit determines the sign, and 63 bits determine the tail probability. All
+    quantiles are computed in the lower tail, where floating-point numbers are most precise.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

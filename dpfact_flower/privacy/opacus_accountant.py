@@ -5,7 +5,7 @@ accepts the name ``"zcdp"``, as in ``PrivacyEngine(accountant="zcdp")`` or
 ``get_noise_multiplier(..., accountant="zcdp")``.
 
 A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. `epsilon_zcdp_tight`
-converts the total cost to epsilon. zCDP cannot take advantage of subsampling. If any step has a
+converts the total cost to epsilon. In zCDP, subsampling does not reduce the cost. If any step has a
 sample rate below 1, the accountant therefore uses Opacus' RDP analysis for all steps.
 """
 
@@ -47,7 +47,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         self.history: list[Step] = []  # in Opacus' format, because Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Charge one step. A rate of 1 means a full batch. A lower rate means Poisson sampling."""
+        """Record a step. A rate of 1 means a full batch. A lower rate means Poisson sampling."""
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
             self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)

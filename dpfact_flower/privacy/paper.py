@@ -1,7 +1,7 @@
-"""In paper mode, add the DPFact paper's noise to feature factors, and compute the privacy cost.
+"""Add noise to feature factors as the DPFact paper does, and compute the claimed privacy cost.
 
-The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
-privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
+The paper's sensitivity does NOT hold (see `psgd_sensitivity`), so paper mode gives no privacy
+guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,23 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return a factor's zCDP cost per round: `rho` if set, else an equal part of the budget."""
+    """Return `settings.rho` if set, or else an equal share of the budget per round and factor."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
-    """Return 2 tau L eta, the paper's claimed L2 sensitivity after `tau` passes over the data.
+    """Return the paper's claimed L2 sensitivity after `tau` passes of SGD over the data.
 
-    The solver is permutation SGD. The claim (Wu et al. 2017) assumes that the loss is L-Lipschitz,
-    beta-smooth and convex in all updated variables, that eta <= 2/beta, and that each pass visits
-    every entry once. The visiting order and the initial values must not depend on the data.
-    Clipping each entry's gradient to `clip` gives any loss the Lipschitz constant L = `clip`, but
-    the other assumptions do not hold. The loss is not convex in all factors jointly, and the l2,1
-    penalty couples all patients. Each round continues from factors without noise. If an entry
-    changes from zero to one, the length of a pass changes. Zeros are sampled, so a pass may visit
-    the same zero twice. The step size adapts to the data. The returned value therefore only sets
-    the scale of the noise and is not a bound.
+    Wu et al. (2017) prove this bound for permutation SGD under several assumptions. The loss must
+    be L-Lipschitz, beta-smooth and convex in all updated variables, with eta <= 2/beta. Each pass
+    must visit every entry once. The visiting order and the initial values must not depend on the
+    data. Clipping each entry's gradient to `clip` ensures L <= `clip`, but the other assumptions do
+    not hold. The loss is not convex in all factors jointly, and the l2,1 penalty couples all
+    patients. Each round starts from factors that depend on the data and contain no noise. If an
+    entry changes from zero to one, the length of a pass changes. Zeros are sampled, so a pass may
+    visit the same zero twice. The step size adapts to the data. The returned value is therefore not
+    a bound, and only sets the scale of the noise.
     """
     return 2 * tau * clip * eta
 
@@ -44,11 +44,11 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise with variance sensitivity**2 / (2 rho), as in the paper.
+    """Add Gaussian noise with variance sensitivity**2 / (2 rho) to each factor, as in the paper.
 
-    Neighbouring data sets differ in the value of one tensor entry. Each factor's sensitivity is
-    computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must contain the
-    settings that produced the factors. `rho` is the zCDP cost of each factor.
+    Neighbouring data sets differ in the value of one tensor entry. `psgd_sensitivity` computes the
+    sensitivity, which is not proven, from `solver`. The factors must have been computed with the
+    same settings. `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = planned_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)
@@ -59,7 +59,7 @@ def perturb(
 def planned_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
-    """Return the release events that `perturb` will record, given the factors' sizes."""
+    """Return the release events that `perturb` will record for factors of these sizes."""
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)
     return tuple(

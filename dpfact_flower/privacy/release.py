@@ -1,8 +1,8 @@
-"""Define `Release`, the values that a site sends, and `ReleaseEvent`, their privacy cost.
+"""Define `Release`, the values that a site sends, and `ReleaseEvent`, which records the cost.
 
-The Flower client sends values derived from patients' data only as a `Release`. For each array with
-noise, a release has one immutable `ReleaseEvent` without information about patients' data. A
-`Release` is made only by `paper.perturb`, `patient.release` and the functions in this module.
+The Flower client sends values derived from patients' data only as a `Release`. A release has one
+immutable `ReleaseEvent` for each array with noise. Events contain no information about patients'
+data. Only `paper.perturb`, `patient.release` and the functions in this module make a `Release`.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class ReleaseEvent:
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
     `sensitivity` is the claimed bound on the L2 distance between the noiseless values from two
     neighbouring data sets. `sigma` is the standard deviation, not the variance, of the noise on
-    each value. Neighbouring data sets differ in one `unit`: a tensor entry or all entries of one
-    patient. Only one set has the unit (add-remove), or the unit's values differ (replace). `claim`
+    each value. Neighbouring data sets differ in one `unit`, which is one tensor entry or one
+    patient. The unit is in only one set ("add-remove") or has different values ("replace"). `claim`
     states whether the sensitivity is proven, and is printed with every epsilon computed from the
     event. If `seeded` is true, the noise can be recomputed and therefore protects nobody.
     `own_sigma` is the standard deviation of the site's own noise in a secure sum, and 0 otherwise.
@@ -66,12 +66,12 @@ class ReleaseEvent:
 
     @property
     def shared(self) -> bool:
-        """Whether the values belong to a secure sum and are protected by several sites' noise."""
+        """Whether the values belong to a secure sum, which several sites' noise protects."""
         return self.own_sigma > 0
 
     @property
     def alone(self) -> "ReleaseEvent":
-        """The event with only this site's own noise, for the case that all other sites collude."""
+        """The event with only this site's own noise, as if all other sites colluded."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -88,7 +88,7 @@ class ReleaseEvent:
 
     @property
     def rho(self) -> float:
-        """The zCDP parameter, sensitivity**2 / (2 * sigma**2) (the paper's Proposition 2.7)."""
+        """The zCDP parameter, sensitivity**2 / (2 * sigma**2) (DPFact paper, Proposition 2.7)."""
         return 0.5 * self.mu * self.mu
 
 
@@ -132,8 +132,8 @@ class Release:
 class Share:
     """A site's noisy contribution to a secure sum, which must be masked before it leaves the site.
 
-    `values` holds one slot after another, in grid units. The server learns only the sum of all
-    sites' shares, and `events` gives the cost of that sum.
+    `values` concatenates the slots (see `Sharing`), in grid units. The server learns only the sum
+    of all sites' shares, and `events` gives the cost of that sum.
     """
 
     values: NDArray[np.int64]
@@ -146,12 +146,12 @@ class Share:
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release from masked bytes. The release has no events: the `Share` has them."""
+    """Make a release from masked bytes, without events, because the `Share` has the events."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Make a release from arrays that already contain noise, and from their events."""
+    """Make a release from arrays that already contain noise, with the given events."""
     return Release(tuple(map(fixed, arrays)), tuple(events))
 
 

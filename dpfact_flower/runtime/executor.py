@@ -1,9 +1,9 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
 With every run, a SuperLink sends an app to the hospitals. Flower's own executor,
-`flower-superexec`, starts that app. Anyone who may submit a run can therefore run code at the
-hospital. This executor instead starts the installed `dpfact_flower.runtime.worker`, and never
-unpacks, installs or imports an app from the SuperLink.
+`flower-superexec`, starts that app, so anyone who may submit a run can run code at the hospital.
+This executor instead starts the installed `dpfact_flower.runtime.worker`, and never unpacks,
+installs or imports an app from the SuperLink.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, and a second SIGTERM immediately.
-    `config` is read again for each message. By default, `node_user` is this process's user.
+    The process ends after the current message on SIGTERM, and at once on a second SIGTERM. `config`
+    is read again for each message. By default, `node_user` is this process's user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -70,13 +70,13 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    If two messages were answered at once, the two computations would compete for processor and
-    memory. One reply's delay or failure could then reveal facts about the other computation.
+    Two simultaneous computations would compete for processor and memory. A delayed or failed reply
+    could then reveal facts about the data in the other computation.
     """
     is_busy = is_asked = False
 
     def end(number: int, _: FrameType | None) -> None:
-        """Let an answer in progress finish, because its cost may already have been charged."""
+        """Finish the current answer before exiting, because its cost may already be charged."""
         nonlocal is_asked
         if not is_busy or is_asked:
             sys.exit(0)
@@ -98,11 +98,11 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 def _set_environment(state: Path) -> None:
-    """In the environment, disable proxies and telemetry, and set the folders of Flower and numba.
+    """Disable proxies and telemetry, and set the folders of Flower and numba, in `os.environ`.
 
-    Proxies are removed because a proxy would also receive traffic within the machine. By default,
-    numba's cache of compiled code is in the state folder, because anyone who can write to the cache
-    can run code at the site. Flower needs a home folder on import, but stores nothing there.
+    Proxies are removed because a proxy would also receive traffic within the machine. Anyone who
+    can write to numba's cache of compiled code can run code at the site. By default, the cache is
+    therefore in the state folder. Flower needs a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

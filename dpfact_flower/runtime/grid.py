@@ -1,4 +1,4 @@
-"""Define a Flower Grid for runs in one process, without Ray but with Flower's own messages."""
+"""Define a Flower Grid whose nodes all run in this process, without Ray."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid with one node per node config. The nodes run a ClientApp in parallel threads."""
+    """A Grid with one node per node config. The nodes run `client_app` in parallel threads."""
 
     def __init__(
         self,

@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Create a folder that other users can read. Refuse a folder that was set up before."""
+    """Create a folder that other users can read. Refuse a folder that already contains `sign`."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(
@@ -211,7 +211,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` maps additional extensions to whether they are critical."""
+    """Return a PEM certificate. `more` maps each additional extension to its `critical` flag."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

@@ -1,4 +1,4 @@
-"""Run DPFact on any Grid, or with all sites in this process, and write the run folder.
+"""Run DPFact on any Flower Grid or in this process, and write the run folder.
 
 In a simulation, the sites' data and state are on this machine, so the results are evaluated too. In
 a deployment, the summary contains only what the server knows.
@@ -110,8 +110,8 @@ def federate_cohort(
 ) -> Path:
     """Run DPFact as `federate` does, but with sites in memory. See `serve` for `measured`.
 
-    If `own` is given, every site uses these settings, including the budget, and writes its ledger
-    durably. Otherwise, the sites are simulated and accept every run.
+    If `own` is given, every site enforces these settings, such as the budget, and keeps a durable
+    ledger. Otherwise, the sites are simulated and accept every run.
     """
     use_flower_handler()
     settings = own or simulated_settings(config.app.sites_folder)
@@ -146,7 +146,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Avoid an unneeded `evaluate_fn`, because Flower logs each of its calls."""
+    """Run the rounds. Pass `evaluate_fn` only to report progress, because Flower logs each call."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:
@@ -214,7 +214,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add the reasons logged in this process to the error message."""
+    """If sites refuse a run, add the first logged reason to the error message."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)

@@ -4,9 +4,9 @@
 at once, but the SuperLink reports the failure only a minute later. `Connection` therefore requests
 the run's state repeatedly until the run has ended.
 
-By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
-folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
-starts a SuperLink that exits with this process. This SuperLink has its own Flower home and ports.
+By default, `flwr run` starts a SuperLink as a daemon that outlives the run. Later runs then use the
+folder and environment of the first run. For `dpfact simulate` and notebooks, `local_superlink`
+starts a SuperLink that exits with this process and has its own Flower home and ports.
 """
 
 import json
@@ -60,7 +60,7 @@ class RunFailedError(DPFactError, RuntimeError):
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return an environment in which Flower's commands find their helper programs."""
+    """Return an environment with Flower's helpers on the PATH, and without telemetry."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
     environment = {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
     for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # Jupyter sets these for colours
@@ -211,7 +211,7 @@ class LogFollower:
 
 @dataclass(frozen=True, kw_only=True)
 class SuperLink(Connection):
-    """A running SuperLink: its Flower home (with log and database), address and supervisor."""
+    """A running SuperLink. `home` is its Flower home, which contains the log and the database."""
 
     home: Path
     address: str
@@ -225,7 +225,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to completion. Its log goes to `follower` or this process's output."""
+        """Run a Flower App to completion. The log goes to `follower` or this process's output."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")
@@ -237,7 +237,7 @@ class SuperLink(Connection):
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor. Every line written there is passed to the follower."""
+    """Yield a file descriptor, and pass every line that is written to it to the follower."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -258,7 +258,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
-    In a simulation, Ray runs virtual clients. Otherwise, the SuperLink's clients are SuperNodes.
+    If `simulation` is true, Ray runs the clients. Otherwise, SuperNodes connect to the SuperLink.
     """
     home = home.absolute()
     private_folder(home)
@@ -297,7 +297,7 @@ def local_supernode(
     *,
     security: Sequence[str] = ("--insecure",),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
+    """Run a site's SuperNode on this machine, with `config` as the node config.
 
     The SuperNode runs any app that it receives, so do not use this function at a hospital.
     """
@@ -313,7 +313,7 @@ def local_supernode(
 
 
 def free_port() -> int:
-    """Return a free loopback port that this process has not been given before."""
+    """Return a free loopback port that no earlier call in this process has returned."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
     if port in _GIVEN_PORTS:  # the process that is to listen on it may not have started yet

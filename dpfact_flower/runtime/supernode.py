@@ -1,8 +1,8 @@
-"""Implement the executor's part of the protocol between the executor and a SuperNode.
+"""Fetch messages from a SuperNode for the executor, and send the executor's replies.
 
-To answer messages, Flower runs the app that the SuperLink sends. Flower has no public way to use a
-different app, so this module calls the SuperNode's Runtime API through private parts of Flower.
-These parts may change, so the executor refuses an untested version of Flower.
+Flower has no public way to answer messages without running the app that the SuperLink sends. This
+module therefore calls the SuperNode's Runtime API through Flower's private modules. Those modules
+may change, so the executor refuses untested versions of Flower.
 """
 
 import logging
@@ -49,11 +49,11 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """The address of a SuperNode, used only if the listening process belongs to the given user.
+    """The address of a SuperNode, with a check that the expected user owns the listening process.
 
-    A SuperNode does not prove its identity. While the SuperNode is down, another process could bind
-    the SuperNode's port and spend the hospital's privacy budget on its own requests. Therefore the
-    listening process is checked before each request, and again before the answer is read. Each
+    A SuperNode does not prove its identity. While the SuperNode is down, another user's process
+    could bind the port and spend the hospital's privacy budget with forged messages. `intercept`
+    therefore checks the listening process before each request and before reading the response. Each
     connection serves one request, because an open connection may lead to a different process.
     """
 
@@ -63,7 +63,7 @@ class OwnSuperNode:
     def client(
         self, interceptors: list[Any], retries: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
-        """Return an unencrypted connection to the SuperNode, for use within one machine."""
+        """Return an HTTP client that connects to the SuperNode without encryption."""
         return RuntimeHttpClient.from_server_address(
             f"{self._host}:{self._port}", True, None, [self, *interceptors], retry_invoker=retries
         )
@@ -73,7 +73,7 @@ class OwnSuperNode:
         context: ProtobufRequestContext,
         call_next: Callable[[ProtobufRequestContext], httpx.Response],
     ) -> httpx.Response:
-        """Send a client's request. Raise a ConnectError if another user's process is listening."""
+        """Send a request. Raise a ConnectError if another user's process listens on the port."""
         before = self._listening()
         context.request.headers["connection"] = "close"
         response = call_next(context)
@@ -104,7 +104,7 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """Messages at a SuperNode, which Flower calls tasks. `secret` signs the requests of `claim`."""
+    """A SuperNode's unanswered messages (Flower's tasks). `claim` signs requests with `secret`."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
@@ -130,11 +130,11 @@ class Tasks:
 
 @contextmanager
 def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
-    """Fetch a claimed message when the context begins, and report it as done when the context ends.
+    """Fetch a claimed message on entry, and report the message as done on exit.
 
-    Yield the message, its context, and a function that sends the reply to the SuperNode. After an
-    error, do not report the message as done. Otherwise, the SuperNode would wait endlessly for a
-    reply. A SuperNode that gets no heartbeat for a minute answers the message with an error.
+    Yield the message, its `Context`, and a function that sends the reply to the SuperNode. After an
+    error, send no report, because the SuperNode would wait endlessly for the missing reply. Without
+    a report or heartbeats, the SuperNode answers the message with an error after a minute.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -163,7 +163,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message but, unlike Flower's `run_clientapp`, not the app."""
+    """Fetch the claimed message. Unlike Flower's `run_clientapp`, do not fetch the app."""
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(

@@ -1,9 +1,9 @@
-"""Answer the server's messages in a separate process without a connection to the SuperNode.
+"""Answer each message in a separate process, which has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. Only the new process reads the patients' data. If that process dies or hangs, the executor
-sends an error code when a normal reply would be due (see `ReplyDelay`). Otherwise, the SuperNode
-would report the failure at a time that depends on the patients.
+reply. Only the new process reads the patients' data. If the new process dies or hangs, the executor
+waits until a reply would be due, and then sends an error code. Otherwise, the SuperNode would
+report the failure at a time that depends on patients' data.
 """
 
 import json
@@ -46,13 +46,13 @@ def message_from_bytes(data: bytes) -> Message:
 
 
 def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scalar]) -> bytes:
-    """Serialise a question: a message, its run and node ids, and the hospital's own settings."""
+    """Serialise the worker's input: a message, run and node ids, and the hospital's settings."""
     head = json.dumps([context.run_id, context.node_id, dict(own)])
     return b"%b\n%b" % (head.encode(), message_to_bytes(message))
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context, and the bytes that two copies of the message take."""
+    """Return a message, its `Context`, and the size of two copies of the message, in bytes."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -75,7 +75,7 @@ class Answering:
             log_privately("", error)
 
     def _reply(self, message: Message, context: Context) -> Message:
-        """Return the reply. After an error, wait until a reply is due, and return an error code."""
+        """Return a reply. After a failure, wait until a reply is due, and return an error code."""
         site, delay = "", ReplyDelay(0)
         try:
             settings = read_site_settings(self._config)
@@ -114,8 +114,8 @@ class Answering:
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Send `question` to a new process, and return the parts of its output (see `main`).
 
-        The time that the process takes to free its memory depends on the patients. The reply is
-        therefore sent before the process exits. The exit delays only the next message.
+        The time that the process needs to free its memory depends on patients' data. This method
+        therefore returns before the process exits. Only the next call waits for the exit.
         """
         if self._last is not None:
             self._last.wait()
@@ -136,7 +136,7 @@ class Answering:
 
 
 def answered(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
-    """Return the app's reply or, after an error, wait until it is due and return an error code."""
+    """Return the reply. If the app fails, wait until a reply is due, and return an error code."""
     settings = SiteSettings.from_config(context.node_config)
     try:
         return app(message, context)

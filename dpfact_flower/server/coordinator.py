@@ -1,4 +1,4 @@
-"""The server's part of a run, without Flower: quorum, checkpoints and history.
+"""Manage a run's rounds, quorum, checkpoints and history on the server, without using Flower.
 
 The strategies `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact` send this module's requests.
 """
@@ -47,9 +47,9 @@ class CoordinatorOptions(TypedDict, total=False):
 
 
 class Coordinator:
-    """The server of a run. Strategies call its methods round by round.
+    """The server side of a run. In each round, a Flower strategy calls these methods.
 
-    `feature_shape` gives the number of codes in each feature mode. See also `CoordinatorOptions`.
+    `feature_shape` lists the number of codes per mode. For other options, see `CoordinatorOptions`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run again for `sites` connected sites, before any site has released data."""
+        """Replan the run for `sites` sites. Raise a `QuorumError` if a round has finished."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -122,11 +122,11 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated chance that each phenotype is absent in other patients, or () if unknown."""
+        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
         return self.rule.false_discovery
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return a round's planned release, or None in the last round or outside patient mode."""
+        """Return a round's planned release, or None if no release is planned."""
         return self.rule.plan.release_of(round_number) if self.rule.plan else None
 
     def request(self, round_number: int) -> RoundRequest:
@@ -160,11 +160,11 @@ class Coordinator:
                 self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return how many seconds sites have to answer a round.
+        """Return the time limit for a site's answer in a round, in seconds.
 
-        Each request states this time limit. A site that misses the limit is not charged. The limit
-        is `round_timeout`. If `grace` is set, the limit is at most `grace` plus the longest time
-        that a round took to reach its quorum. Rounds that the run cannot skip keep the full limit.
+        A site that misses the limit is not charged. The limit is `round_timeout`. If `grace` is
+        set, the limit is also at most `grace` plus the longest time that an earlier round took to
+        reach its quorum. This second limit does not apply to rounds that the run cannot skip.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)

@@ -1,4 +1,4 @@
-"""The server's update rule for modes "none" and "paper": the DPFact paper's elastic averaging."""
+"""Implement the DPFact paper's elastic averaging, for the modes "none" and "paper"."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,13 +25,13 @@ _LEAST = 1e-6
 
 
 class ElasticRule(ServerRule):
-    """A rule that averages factors elastically, by the DPFact paper's equation for global factors.
+    """The server's rule for elastic averaging, which the DPFact paper describes.
 
     The initial factors (the start) are drawn at random from the public seed. In mode "none", the
-    server can instead compute the start from the sites' co-occurrences. Long code lists require two
-    rounds: one for code counts, and one for co-occurrences of the most frequent codes.
-    Co-occurrences also show how strongly each site uses each phenotype, which determines the weight
-    of the site's factors. A subclass that overrides `update` always starts from random factors.
+    server can instead compute the start from the sites' co-occurrences. With long code lists, this
+    start takes two rounds: one for code counts, and one for co-occurrences of the most frequent
+    codes. Co-occurrences also determine the weights of the sites' factors. A subclass that
+    overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -64,11 +64,11 @@ class ElasticRule(ServerRule):
         self._run = run
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the global factors, or an empty tuple until the start is complete."""
+        """Return the global factors, or an empty tuple if the server has not computed any yet."""
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the factors or, before they exist, of code or pair counts."""
+        """Return the expected shapes of the arrays in a site's reply."""
         if self._started:
             return [factor.shape for factor in self.factors]
         if self._counts_codes:
@@ -84,7 +84,7 @@ class ElasticRule(ServerRule):
         return planned_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
 
     def check_sites(self, sites: int) -> None:
-        """Refuse a number of sites for which the elastic step would be unstable."""
+        """Raise a `SettingsError` if the elastic step is unstable for this number of sites."""
         elastic_step(self._solver, self._run.elastic_step, sites)
 
     def needs_quorum(self, round_number: int) -> bool:
@@ -104,9 +104,9 @@ class ElasticRule(ServerRule):
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """After one site's reply, pull the global factors towards all sites' latest factors.
+        """In an asynchronous run, move the global factors towards the sites' latest factors.
 
-        Each round makes one pull for every site. The share (weight) of a stale reply is below 1.
+        `shares` contains the replies' weights, which are below 1 for old replies.
         """
         self._pull(replies, len(replies), shares)
 
@@ -130,8 +130,8 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        A round's `parts` pulls together cover ``T * step`` of the distance to the mean of T sites.
-        Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance.
+        In total, the `parts` calls in a round cover ``T * step`` of the distance to the mean of T
+        sites. Each call covers ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -178,13 +178,13 @@ class ElasticRule(ServerRule):
         return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
-        """Return the weights of T sites for R phenotypes. Each of the R columns adds up to 1.
+        """Return site weights of shape (sites, phenotypes). Each phenotype's weights add up to 1.
 
-        At site t, the solver moves an entry for phenotype r by the entry's gradient divided by
-        ``Q_tr + pull Q_t``. Q_tr is the phenotype's curvature (usage) at site t, and Q_t is the
-        mean over all phenotypes. ``pull`` is the strength of the elastic pull. Each weight is
-        proportional to this divisor. The weighted mean therefore moves along the sum of the sites'
-        gradients, and converges to a minimum of the pooled error.
+        At site t, the solver divides the gradient for phenotype r by ``Q_tr + pull Q_t``. Here,
+        Q_tr is the error's curvature for phenotype r at site t, Q_t is the mean of Q_tr over all
+        phenotypes, and ``pull`` is the strength of the elastic pull. The weight of site t for
+        phenotype r is proportional to this divisor. The weighted mean therefore moves along the sum
+        of the sites' gradients, and converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -199,7 +199,7 @@ class ElasticRule(ServerRule):
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences."""
+    """Return whether a run computes its initial factors from co-occurrences."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -211,16 +211,16 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return the rounds that a co-occurrence start takes: 2 if code lists are long, otherwise 1."""
+    """Return the number of rounds for a start from co-occurrences (2 if code lists are long)."""
     return 2 if paired_codes(feature_shape) else 1
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    A `step` other than 0 is returned unchanged. If `step` is 0, the result depends on the solver.
-    If the solver takes steps of size eta and gamma is given, the result is eta * gamma, as in the
-    DPFact paper. Otherwise, the result is 1 / sites, which gives the sites' mean.
+    A `step` other than 0 is returned unchanged. Otherwise, if the solver takes steps of size eta
+    and gamma is positive, the result is eta * gamma, as in the DPFact paper. In all other cases,
+    the result is 1 / sites, so that the new global factors are the sites' mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -240,10 +240,10 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Move global factors F^ towards each site's F~_t: ``F^ += step * sum_t (F~_t - F^)``.
+    """Return ``F^ + step * sum_t (F~_t - F^)`` for global factors F^ and the sites' factors F~_t.
 
-    With step = eta * gamma, this is the DPFact paper's update. Replies must be sorted by site,
-    because the order affects floating-point sums. `shares`, scaled to mean 1, are site weights.
+    With step = eta * gamma, the result is the DPFact paper's update. Replies must be sorted by
+    site, because the order affects floating-point sums. `shares` are the sites' relative weights.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))

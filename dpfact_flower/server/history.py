@@ -1,7 +1,7 @@
-"""A run's records on the server's disk: `history.jsonl` and `checkpoint.npz`.
+"""Read and write a run's `history.jsonl` and `checkpoint.npz` on the server.
 
-Both files are written after each round. People and reports read the history, which has one line per
-round. An interrupted run can continue from the checkpoint.
+The server writes both files after each round. The history has one line per round. An interrupted
+run can continue from the checkpoint.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply that the server used as soon as the reply arrived, in an asynchronous run.
+    """A usable reply in an asynchronous run.
 
     `staleness` is the number of model updates between the request and the reply.
     """
@@ -52,9 +52,9 @@ class RoundRecord:
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
     quorum was missed and the global factors stayed unchanged. `seconds` is the time from sending
     the requests to reading the last reply. `quorum_seconds` is the time until the quorum had
-    answered, or 0 if the quorum was missed. `ended` is a UTC time in ISO format. For an
-    asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the time
-    since the previous round ended, and `quorum_seconds` is 0.
+    answered, or 0 if the quorum was missed. `ended` is the time of the round's end, in UTC and ISO
+    format. For an asynchronous round, `arrivals` lists the replies in order of arrival, `seconds`
+    is the time since the previous round ended, and `quorum_seconds` is 0.
     """
 
     round: int
@@ -75,7 +75,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """Each answer's site and round, and whether the answer was used."""
+        """Each answer as a tuple of the site, the round and this record's `updated`."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]
@@ -108,7 +108,7 @@ class Checkpoint:
     """The state of a run between two rounds.
 
     `identity` contains the job and the settings that must not change when a run is resumed.
-    `arrays` contains the rule's `state`.
+    `arrays` contains the state of the update rule.
     """
 
     identity: dict[str, Any]

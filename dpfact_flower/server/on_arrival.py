@@ -1,14 +1,14 @@
-"""Run modes "none" and "paper" asynchronously: each reply updates the model on arrival.
+"""Run modes "none" and "paper" asynchronously, and update the model after each reply.
 
 The first round, and all rounds that compute the initial factors (the start), are synchronous. After
-that, each reply replaces its site's previous reply, and the rule updates the model from all sites'
-latest replies. A site thus gains no weight by answering more often. A reply has full weight for two
-rounds. An older reply's weight is ``1 / (1 + age - 2)`` (age in rounds), FedAsync's hinge function
-(Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). If old replies kept full weight,
-they would slow down the model's progress.
+these rounds, each reply replaces its site's previous reply, and the rule updates the model from all
+sites' latest replies. A site thus gains no weight by answering more often. A reply has full weight
+for two rounds. An older reply has weight ``1 / (1 + age - 2)``, with the age in rounds (FedAsync's
+hinge function; Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). Old replies with full
+weight would slow down the model's progress.
 
-Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
-and more than half of the connected sites have answered. A site that was late skips to the current
+Replies still belong to rounds, because sites plan their budgets per round. A round ends when the
+quorum and more than half of the connected sites have answered. A late site skips to the current
 round. A site that is one round ahead waits, because its next reply would add little.
 """
 
@@ -37,10 +37,10 @@ _STATE = "on_arrival"
 class _Site:
     """The server's record of a site.
 
-    The last request was for round `round`, and the model's version was `version` at that time.
-    `asked` is the unanswered request. `answered` is the last answered round. `last` contains the
-    last reply's factors, or the initial factors after a reply without factors. `based` is the model
-    version from which `last` was computed. `failed` is set if the last request got no usable reply.
+    `round` is the round of the last request, and `version` is the model's version at that time.
+    `asked` is the unanswered request, if any. `answered` is the last answered round. `last`
+    contains the last reply's factors or, if there were none, the initial factors. `based` is the
+    model version from which `last` was computed. `failed` is set if the last request failed.
     """
 
     round: int = 0
@@ -57,7 +57,7 @@ _NOTED = ("round", "version", "answered", "based", "failed")  # fields in a chec
 
 @dataclass
 class _Open:
-    """What has happened so far in the current round."""
+    """The replies, failures and traffic of the current round so far."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -91,7 +91,7 @@ class OnArrival(Coordinator):
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds are over."""
+        """Whether all rounds are finished."""
         return self.finished_rounds >= self.rounds
 
     @property
@@ -102,7 +102,7 @@ class OnArrival(Coordinator):
     def close_round(
         self, round_number: int, replies: Sequence[SiteReply], *args: Any, **measured: Any
     ) -> RoundRecord:
-        """Close a synchronous round (see the base class), and store the sites' replies."""
+        """Close a synchronous round, and store the sites' replies."""
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, *args, **measured)
         self._version += 1
@@ -117,7 +117,7 @@ class OnArrival(Coordinator):
     def ask(self, name: str) -> RoundRequest | None:
         """Return a connected site's next request, or None if the site must wait or has finished.
 
-        Save the run before sending the request, so that a resumed run repeats the same request.
+        Call `save` before sending the request, so that a resumed run repeats the same request.
         """
         number = self._next(name)
         if number is None:
@@ -148,7 +148,7 @@ class OnArrival(Coordinator):
             self._round.updated = True
 
     def fail(self, name: str, reason: str, *, shown: str = "") -> None:
-        """Record that a site gave no usable reply. The next request is for a later round."""
+        """Record that a site gave no usable reply. The site's next request is for a later round."""
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)
@@ -161,7 +161,7 @@ class OnArrival(Coordinator):
         self._round.bytes_up += bytes_up
 
     def advance(self, connected: Collection[str], now: float) -> None:
-        """Close the round if most connected sites have answered, or if no further reply can arrive.
+        """Close the round if enough sites have answered, or if no further reply can arrive.
 
         `now` is the time in seconds since the last synchronous round, or since the run was resumed.
         """
@@ -182,7 +182,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests, at least one of which each unfinished site would accept."""
+        """Return preflight requests, of which each unfinished site would accept at least one."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

@@ -37,7 +37,7 @@ _HALVES = 1
 
 
 class PatientRule(ServerRule):
-    """Patient mode's rule. Stages: code selection (optional), initial factors and refinement."""
+    """The server's update rule for patient mode."""
 
     name = "patient"
     plan: PatientPlan
@@ -96,7 +96,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how strongly each group of sites uses each phenotype, or None if not needed."""
+        """Return each site group's usage of each phenotype, or None if the round needs none."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -117,7 +117,7 @@ class PatientRule(ServerRule):
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number of sites. Warn if patients are too few for this rank and epsilon."""
+        """Log a warning if there are too few patients for this rank and epsilon."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
@@ -143,7 +143,7 @@ class PatientRule(ServerRule):
             self._refine(planned, [reply.site for reply in replies], released)
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        """Fit a model. With `auto_rank`, lower the rank until most phenotypes seem to be real."""
+        """Fit initial factors. With `auto_rank`, lower the rank until most phenotypes seem real."""
         give_back()  # the memory that simulated sites and unpacked replies used
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
@@ -183,7 +183,7 @@ class PatientRule(ServerRule):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated chance that each phenotype is absent in other patients, or () if unknown."""
+        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)

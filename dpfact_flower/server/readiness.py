@@ -1,8 +1,8 @@
 """Record preflight answers, decide whether a run may begin, and determine the nodes' names.
 
-The SuperLink registers each hospital's key under the hospital's name. The preflight refuses a node
-that answers under a different name, before the node is charged. If a node has no registered name,
-the first name that the node gives is used.
+The SuperLink registers each hospital's key under the hospital's name. Before any charge, the
+preflight refuses a node that answers under a different name. For a node without a registered name,
+the server uses the first name that the node states.
 """
 
 import json
@@ -34,17 +34,17 @@ _MEANING = {
 
 
 def called(node: int, site: str) -> str:
-    """Return what to call a node in messages: the site's name, if known, and the node's number."""
+    """Return a node's label for messages: the site's name, if known, and the node's number."""
     return f"{site} (node {node})" if site else f"node {node}"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or a record that no answer came. Unknown fields are empty.
+    """A site's preflight answer, or the lack of an answer. Unknown fields are empty.
 
     `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
-    is the smallest clock error, in seconds, that explains the answer's time stamp. The error is
-    negative if the clock is behind.
+    is the smallest possible error of the site's clock, in seconds, given the answer's time stamp. A
+    negative error means that the clock is behind.
     """
 
     node: int
@@ -59,14 +59,14 @@ class Readiness:
 
     @property
     def message(self) -> str:
-        """The fault and its meaning, or an empty string if there is no fault."""
+        """A description of the fault, or an empty string if there is no fault."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
         name = called(self.node, self.site)
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self) -> list[str]:
-        """Return problems that do not stop the run now but could stop it later."""
+        """Return warnings about problems that could stop the run later."""
         warnings, name, own = [], called(self.node, self.site), version("dpfact-flower")
         if self.version and self.version != own:
             warnings.append(
@@ -79,10 +79,10 @@ class Readiness:
 
 
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
-    """Return the nodes to leave out, or raise an error if the run may not begin.
+    """Return the nodes to leave out of the run. Raise an error if the run may not begin.
 
-    If a site is not ready, raise a `QuorumError` that names every fault and its remedy. If
-    `leave_out` is set, raise the error only if the ready sites do not meet the quorum.
+    If a site is not ready, raise a `QuorumError` that describes every fault. If `leave_out` is set,
+    raise the error only if the ready sites do not meet the quorum.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
@@ -120,7 +120,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """The names of a run's nodes. A node without a registered name has the name in its answers."""
+    """The names of a run's nodes. A node without a registered name gets the name that it states."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -131,7 +131,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node must not use a name. Record an allowed name, and return ""."""
+        """Return the reason why a node must not use a name. If there is none, record the name."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

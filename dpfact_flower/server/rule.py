@@ -15,7 +15,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class ServerRule(ABC):
-    """The server's part of an update rule. `dpfact_flower.site.rules` has the site's part.
+    """Base class of the server's update rules. For sites' rules, see `dpfact_flower.site.rules`.
 
     `privacy` includes values that the server computes, such as `bound`. `selection` contains the
     selected codes' positions, one array per feature mode, and is empty if all codes are used.
@@ -31,11 +31,11 @@ class ServerRule(ABC):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated chance that each phenotype is absent in other patients, or () if unknown."""
+        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how strongly each group of sites uses each phenotype, or None if not needed."""
+        """Return each site group's usage of each phenotype, or None if the round needs none."""
         return None
 
     def arrive(
@@ -58,7 +58,7 @@ class ServerRule(ABC):
 
     @abstractmethod
     def check_sites(self, sites: int) -> None:
-        """Before any site is charged, refuse a number of sites for which the rule is unstable."""
+        """Raise an error if the rule would be unstable for this number of sites."""
 
     @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:
@@ -78,20 +78,20 @@ class ServerRule(ABC):
 
 
 def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
-    """Name a checkpoint's arrays ``name_1``, ``name_2`` and so on."""
+    """Return a dict of arrays with the keys ``name_1``, ``name_2`` and so on."""
     return {f"{name}_{number}": array for number, array in enumerate(arrays, start=1)}
 
 
 def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
-    """Return the arrays named by `numbered`, in the same order."""
+    """Return the arrays that `numbered` named, in their original order."""
     names = takewhile(arrays.__contains__, (f"{name}_{number}" for number in count(1)))
     return tuple(arrays[name] for name in names)
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
-    """Return the factors before round 1: random numbers in (0, 1), scaled to columns of norm 1.
+    """Return random factors, with entries between 0 and 1 and columns of norm 1.
 
-    The factors depend only on public numbers. The patient factors carry the data's scale.
+    The factors depend only on public numbers.
     """
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)

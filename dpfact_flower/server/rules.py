@@ -1,4 +1,4 @@
-"""Registry of the server's update rules. `dpfact_flower.site.rules` has the sites' rules."""
+"""Registry of the server's update rules. For sites' rules, see `dpfact_flower.site.rules`."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ def rule_for(
     privacy: PrivacySettings,
     run: RunSettings,
 ) -> ServerRule:
-    """Make the rule that `run` names, or else the privacy mode's default rule."""
+    """Create the rule that `run` names or, by default, the privacy mode's own rule."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":

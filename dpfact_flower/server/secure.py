@@ -1,9 +1,9 @@
-"""The server's part in secure sums: a round's stages and total. This module sends no messages.
+"""Compute a round's secure sum on the server. `dpfact_flower.secure_rounds` sends the messages.
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
-sites do not answer, another attempt adds up the remaining sites' vectors. Finally, the last attempt
-is opened: the sites send the secrets with which the server removes the masks. If no dropouts are
-allowed, there is only one attempt and no opening.
+sites do not answer, another attempt adds up the remaining sites' vectors. Finally, in the opening,
+the sites send the secrets with which the server removes the masks. If no dropouts are allowed,
+there is only one attempt and no opening.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. If `opened` is true, sites have been asked to unmask the sum."""
+    """An attempt at a round's sum. `opened` is true once the server has asked for secrets."""
 
     round: int
     number: int
@@ -34,8 +34,8 @@ class SecureSum:
     """One round's secure sum, with its attempts, openings and total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
-    newest attempt. After a crash, the server repeats the newest attempt if sites were asked to
-    unmask it or if no dropouts are allowed. Otherwise, the server begins again with all sites.
+    newest attempt. After a crash, the server repeats this attempt if no dropouts are allowed, or if
+    the server had already asked for secrets. Otherwise, the server begins again with all sites.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class SecureSum:
 
     @property
     def names(self) -> list[str]:
-        """Names of the sites in the last attempt."""
+        """Names of the sites in the newest attempt."""
         return self._question.sites
 
     @property
     def complete(self) -> bool:
-        """Whether every vector of the last attempt has arrived."""
+        """Whether every vector of the newest attempt has arrived."""
         return self._masked.keys() == set(self.names)
 
     @property
@@ -73,7 +73,7 @@ class SecureSum:
 
     @property
     def _is_last(self) -> bool:
-        """Whether this is the last attempt that the sites accept in this round."""
+        """Whether the sites would refuse a further attempt in this round."""
         begun = self.last.round == self._request.round
         return begun and (self.last.opened or not self._sharing.dropouts)
 
@@ -83,7 +83,7 @@ class SecureSum:
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """Begin a first attempt with all sites, or another attempt with the sites that answered."""
+        """Begin the first attempt with all sites, or a later one with the sites that answered."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1
@@ -111,7 +111,7 @@ class SecureSum:
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
-        """Return opening requests for all sites that have not yet opened the last attempt."""
+        """Return a request for each site that has not yet sent its secrets for unmasking."""
         self.last = self.last._replace(opened=True)
         return {
             site: SecureStage(
@@ -122,7 +122,7 @@ class SecureSum:
         }  # fmt: skip
 
     def take_opening(self, site: str, parts: Sequence[bytes]) -> None:
-        """Check and store a site's secrets for unmasking the last attempt."""
+        """Check and store a site's secrets for unmasking the sum."""
         seed, shares = parts
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 
@@ -133,6 +133,6 @@ class SecureSum:
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert an integer sum to one total per group of sites, rounded like a site's release."""
+    """Convert an integer sum to a rounded total for each group of sites."""
     values = rounded(total, planned.own_sigma).astype(np.float32).reshape(-1, planned.count)
     return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

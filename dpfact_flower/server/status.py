@@ -1,7 +1,7 @@
-"""Read from a run's folder which rounds are finished and what each site was charged.
+"""Read a run's finished rounds and its sites' charges from the run's folder.
 
-The charges here cover only replies that reached the server. If a reply was charged and then lost,
-its charge appears only in the site's own ledger.
+These charges cover only replies that reached the server. If a reply is lost, its charge appears
+only in the site's own ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ Cost = Callable[[Sequence[int]], float | None]
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is the end of the latest round with a usable reply from the site. `unused` counts
-    usable replies in rounds that missed the quorum, and `failed` counts rounds without a usable
-    reply. An epsilon is None if it is unbounded. `reason` is the latest failure or preflight fault.
+    `last_seen` is when the site's latest round with a usable reply ended. `unused` counts usable
+    replies in rounds that missed the quorum, and `failed` counts rounds without a usable reply. An
+    epsilon is None if it is infinite or unknown. `reason` is the latest failure or preflight fault.
     """
 
     name: str
@@ -42,7 +42,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. `missed` lists the rounds with some answers but no quorum."""
+    """The status of a run. `missed` lists rounds that had usable replies but missed the quorum."""
 
     job: str
     privacy: str

@@ -1,6 +1,6 @@
 """Improve a run's initial factors by fitting them to surrogate patients.
 
-Surrogate patients are drawn from released counts, so fits to them have no privacy cost.
+The server draws surrogate patients from released counts, so these fits have no privacy cost.
 """
 
 import logging
@@ -36,7 +36,7 @@ _LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
 def fit_settings(solver: SolverSettings) -> SolverSettings:
-    """Return settings for fits to surrogates: `exact` for squared errors, otherwise `psgd`."""
+    """Return the solver settings for fits to surrogate patients."""
     if losses.find(solver.loss).is_squared:
         return _LEAST_SQUARES
     return replace(solver, solver="psgd", scale="counts", gamma=0.0, mu=0.0)
@@ -46,10 +46,10 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: SolverSettings = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return factors fitted to surrogate patients, or `start.factors` if no patients are drawn.
+    """Return factors fitted to surrogate patients, or `start.factors` if there are no surrogates.
 
-    `start` was computed from `releases`, one release per site. The noise on each value has standard
-    deviation `sigma`. The result is positive, and its columns have norm 1.
+    `start` was computed from `releases`, which has one release per site. `sigma` is the standard
+    deviation of the noise in each value. The result has positive entries and columns of norm 1.
     """
     # For squared errors, draw no surrogates if patients have many cells: fits would not help.
     squared = losses.find(by.loss).is_squared
@@ -79,10 +79,10 @@ def fitted_to_halves(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Fit a model to each half of the releases (see `halves`), from random initial factors.
+    """Fit a model to each array that `halves` yields, from random initial factors.
 
-    The result has one array of shape (fits, codes, rank) per mode. `counts` has a typical patient's
-    number of codes per mode.
+    Return one array of shape (models, codes, rank) per mode. `counts` contains a typical patient's
+    number of codes in each mode.
     """
     noise = sigma * math.sqrt(len(releases))
 
@@ -102,14 +102,14 @@ def fitted_to_halves(
 
 
 def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> SparseTensor:
-    """Prepare the first `number` surrogates with at least one non-zero cell."""
+    """Transform, for the solver, the first `number` surrogates that have a non-zero cell."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     tensor = losses.find(by.loss).prepared(surrogates.select_patients(alive))
     return tensor.scaled_to_unit_patients() if by.scale == "patient" else tensor
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Raise tiny entries of initial factors, and scale patients to their totals in the data."""
+    """Raise tiny entries of the factors, and scale each patient's row to the total in `tensor`."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -121,7 +121,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return feature factors, and the share of a constant model's loss that the fit removes."""
+    """Return fitted feature factors, and the loss reduction relative to a constant model."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

@@ -1,1 +1,1 @@
-"""The site's part of a run. This package does not use Flower."""
+"""The code that runs at a site. This package does not use Flower."""

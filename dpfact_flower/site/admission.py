@@ -47,10 +47,10 @@ class Admitted:
     """A request that has passed every check.
 
     `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
-    `last` is the latest row of the request's job. If this request was already answered, `repeated`
-    is the row of that answer. `store` gives access only to files without patient data. `secure` is
-    the stage of the round's secure sum. Call `free_disk` right before the site writes its files, to
-    free the disk space that is reserved for these files.
+    `last` is the latest row of the request's job. `repeated` is the row of an earlier answer to
+    this request, if the answer can be sent again. `store` gives access only to files without
+    patient data. `secure` is the stage of the round's secure sum. Call `free_disk` right before the
+    site writes its files, to free the disk space that is reserved for these files.
     """
 
     request: RoundRequest
@@ -79,8 +79,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    If a second request has to wait for the lock, its reply delay begins only after the wait.
-    Otherwise, the time of its reply would reveal when the reply to the first request was ready.
+    If a second request has to wait for the lock, the delay of its reply begins after the wait.
+    Otherwise, the time of the second reply would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -126,7 +126,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the row of an earlier answer to this request, if its release can be sent again."""
+    """Return the row of an earlier answer to this request, if the answer can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             # A release whose bytes are not kept can be rebuilt only until the job's next round.
@@ -161,7 +161,7 @@ def check_folders(hospital: Hospital, job: str) -> None:
 
 
 def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
-    """Refuse modes, rules and sizes that the hospital's settings do not allow."""
+    """Refuse a request for a mode, rule or size that the hospital's settings do not allow."""
     for name, value, allowed in (
         ("privacy", request.privacy.privacy, settings.allow_privacy),
         ("rules", request.rule_name, settings.allow_rules),
@@ -217,7 +217,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse a run's last round if this site was charged for no earlier round of the run."""
+    """Refuse a run's last round unless the site was charged for an earlier round of the run."""
     # The last round is free. This check allows it only in runs with a charged round.
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -225,7 +225,7 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
-    """Refuse a request that would exceed a budget, given the site's releases in all jobs."""
+    """Refuse a request if its cost plus the cost of all earlier releases exceeds a budget."""
     events = work.cost()
     if not events:
         return
@@ -255,8 +255,8 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     """Refuse a round that would exceed the hospital's limit on rounds that read patients' data.
 
-    The budget alone would allow many very noisy rounds, and the server could time each of them. All
-    rounds of a new run must fit within the limit.
+    With only the budget as a limit, a server could ask for many very noisy rounds, and measure how
+    long each takes. A site refuses a new run unless the limit allows all of the run's rounds.
     """
     work, answered, begun = admission.work, len(admission.rows), admission.last is not None
     needed = 1 if begun else work.charged_rounds
@@ -269,10 +269,10 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_memory(work: RoundWork) -> None:
-    """Refuse a round that leaves too little of this machine's memory for patients' data.
+    """Refuse a round that would leave too little memory for patients' data.
 
-    If memory ran out, the system could kill the process after it has read patients' data. With
-    requests of varying sizes, a server could then measure how much memory the data takes.
+    If memory ran out, the system could kill the process after it had read patients' data. By
+    varying the size of requests, a server could then measure how much memory the data takes.
     """
     # A deployed process exits after each message, so nothing from earlier messages is in memory.
     sizes = [event.count for event in work.cost()] or [0]
@@ -288,7 +288,7 @@ def check_memory(work: RoundWork) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger if `state-dir` has a ledger of a site not in `hospital.beside`."""
+    """Refuse a new ledger beside the ledger of a site that `hospital.beside` does not list."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:
@@ -303,11 +303,11 @@ def bytes_to_reserve(
 ) -> int:
     """Return how many bytes to reserve for the rest of a run, regardless of the patients' data.
 
-    The free disk space depends on the size of the patients' file. If each run reserved only what it
-    needs, a server could measure this space by sending preflights, which cost nothing, for runs of
-    different sizes. All runs with noise and a built-in rule therefore reserve as much as the
-    largest run possible with the hospital's code lists and `max-rank`. If a run with a different
-    rule needs more, this amount is repeatedly multiplied by 4 until the run fits.
+    The free disk space depends on the size of the patients' file. If the reservation depended on
+    the run, a server could measure this space with free preflights for runs of different sizes. All
+    runs with noise and a built-in rule therefore reserve the same amount, which suffices for the
+    largest run that the hospital's code lists and `max-rank` allow. If a run with a different rule
+    needs more, the function multiplies the amount by 4 until the run fits.
     """
     if not events:
         return _LEAST_BYTES
@@ -330,7 +330,7 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the ledger's size in bytes: 4 per value, plus overhead for pages and the journal."""
+    """Return the size, in bytes, of a ledger with `values` values: 4 per value, plus overhead."""
     return 4 * values + values // 50 + _OTHER_BYTES
 
 

@@ -1,10 +1,10 @@
 """Define `Site`, which answers each of the server's requests with one release.
 
-The fixed sequence of steps (admit the request, compute, charge, reply) enforces the privacy policy.
-No patient's data is read before the request is admitted (`admission.admitted`). A release is
-charged on disk before it leaves the site, and is sent even if an error follows the charge. All
-failures after patients' data has been read raise the same error, so that the error reveals nothing
-about the data.
+To protect patients, a site follows fixed steps: admit the request, compute, charge, reply. The site
+reads no patient's data before admitting the request (`admission.admitted`). The site charges a
+release on disk before sending the release, and sends the release even if an error follows the
+charge. All failures after the site has read patients' data raise the same error, so that the error
+reveals nothing about the data.
 """
 
 import logging
@@ -34,14 +34,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """How far the work on an answer has got, which determines what is sent after an error."""
+    """The progress of an answer, which determines what the site sends after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
 
 
 class Site:
-    """A hospital in a run. For the server's part, see `dpfact_flower.server.coordinator`."""
+    """A hospital that answers the server's requests."""
 
     def __init__(self, hospital: Hospital) -> None:
         if not hospital.simulation:
@@ -55,7 +55,7 @@ class Site:
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute and charge the release for a request, or repeat the release of an earlier answer.
+        """Compute and charge the release for a request, or repeat the request's earlier release.
 
         Nothing is charged after the deadline that `delay` sets. The text of an error must not leave
         the site (see `disclosure.log_privately`).
@@ -223,7 +223,7 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
 
 
 def _check_charged(row: LedgerRow, release: Release | Share) -> None:
-    """Refuse to send values other than those that were charged."""
+    """Raise an error if a release differs from the release that was charged."""
     if not row.holds(release):
         raise StateError(f"round {row.round} of job {row.job!r} was released with other values")
 

@@ -1,6 +1,6 @@
 """Check that only the installed code can answer requests on a hospital's machine.
 
-Run the checks as root: no other user can read both the SuperNode's and the executor's files.
+Run the checks as root, because only root can read the files of both the SuperNode and the executor.
 """
 
 import http.client
@@ -84,7 +84,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of a check: the check's title, and the faults found, with their remedies."""
+    """The title of a check, and the faults that the check found, each with its remedy."""
 
     check: str
     faults: tuple[str, ...]
@@ -213,7 +213,7 @@ def _executor(place: Place) -> Iterator[str]:
 
 
 def _port(place: Place) -> Iterator[str]:
-    """Check which users listen on the port to which the executor sends its answers."""
+    """Check that only the SuperNode's user listens on the port to which the executor connects."""
     executor = place.executor
     node, given = files.user_name(place.node_user), executor.option("--node-user")
     if (executor.uid if given is None else files.user_id(given)) != place.node_user:

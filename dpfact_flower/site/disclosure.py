@@ -8,8 +8,8 @@ this reply's delay until the reply is ready. Such a late reply reports only that
 The server therefore learns how many times the delay was doubled, but not the exact duration.
 
 A round's deadline follows from the time to live of the server's message. A charge after the
-deadline would be wasted, because the server no longer collects the reply. The deadline is therefore
-checked before patients' data is read, and again right before the charge is committed.
+deadline would be wasted, because the server no longer collects the reply. The site therefore checks
+the deadline before reading patients' data, and again right before committing the charge.
 """
 
 import logging
@@ -52,8 +52,8 @@ class ReplyDelay:
     """A timer that holds a reply until `seconds` after the request arrived. 0 means no delay.
 
     The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
-    `time_left` seconds after that. `wait` sets `late` if the reply was not ready in time. `wait`
-    also stores in `ready` how many seconds the reply took. This number must not leave the site.
+    `time_left` seconds after that time. `wait` sets `late` if the reply was not ready in time, and
+    sets `ready` to the seconds that the reply took. The value of `ready` must not leave the site.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Start the delay again from now, because the request had to wait for another reply."""
+        """Restart the delay, because the request had to wait for another request's reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
@@ -103,7 +103,7 @@ class ReplyDelay:
 
 
 def seconds_left(created_at: float, time_to_live: float) -> float:
-    """Return the seconds from now until the reply to a newly arrived message must leave.
+    """Return the time left, in seconds, before the reply to a new message must leave.
 
     `created_at` is in seconds since 1970, as measured by the sender's clock, which may be ahead of
     this machine's clock. The result is negative after the deadline.

@@ -61,7 +61,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return one event per mode, which covers all remaining rounds, or () in mode "none"."""
+        """Return one event per factor for all remaining rounds, or () in privacy mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -73,7 +73,7 @@ class ElasticRound(RoundWork):
         )
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Factorise data and release the feature factors (site part of the paper's Algorithm 1)."""
+        """Factorise data and release the feature factors, as in Algorithm 1 of the DPFact paper."""
         request, tensor = self._request, data.tensor
         if tensor.nnz == 0:
             raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -103,12 +103,12 @@ def initial_state(
 ) -> SiteState:  # fmt: skip
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
-    In the paper, a site continues from its own feature factors, which overfit the site's data if
-    code lists are long. With a relative elastic weight, it therefore starts from the global ones.
+    With a relative elastic weight, a site starts from the global feature factors, because its own
+    factors could overfit. With the paper's weight, the site starts from its own factors.
 
-    If `kept` is None, patient factors are random in round 1, scaled to minimise the error, and
-    fitted to the data in later rounds. With the paper's elastic weight, patient factors are random
-    in every round, scaled so that the model has the data's norm (for a stable first pass).
+    If `kept` is None, patient factors are random in round 1, and fitted to the data in later
+    rounds. Random factors are scaled to minimise the error. With the paper's elastic weight,
+    patient factors are always random, and scaled so that the model's norm equals the data's norm.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:

@@ -25,7 +25,7 @@ class Hospital:
     """A site's data, settings and folder.
 
     In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` lists
-    other sites whose ledgers may be in the same `state-dir`. The sites must not share patients.
+    other sites whose ledgers may be in the same `state-dir`. These sites must not share patients.
     """
 
     source: SiteSource
@@ -95,7 +95,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse another site's data, whose use would be charged to this site's ledger."""
+    """Refuse data of another site, because this site's ledger would be charged for that data."""
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(
@@ -105,7 +105,7 @@ def check_data_site(name: str, settings: SiteSettings) -> None:
 
 
 def answering_seconds(state: Path) -> float:
-    """Return the seconds since the site began to answer its current message, or 0 if it is idle."""
+    """Return how long the site has been answering its current message, in seconds, or 0 if idle."""
     try:
         return max(time.time() - (state / ANSWERING).stat().st_mtime, 0.0)
     except FileNotFoundError:
@@ -115,10 +115,10 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
-    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the epsilon
-    if all other sites collude. `last_charge` is in seconds since 1970, or 0 if there is no charge.
-    `releases` counts the ledger's rows. `failed_attempts` counts the latest rounds in a row that
-    failed after reading patients' data. At 10, the site refuses rounds until a person resets it.
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the same
+    figure if all other sites collude. `last_charge` is in seconds since 1970, or 0 if there is no
+    charge. `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that
+    failed after reading patients' data. At 10, the site refuses rounds until a person intervenes.
     """
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name

@@ -1,12 +1,12 @@
 """Stop a site after repeated failures or a ledger rollback, until a person has checked the site.
 
 A round that fails after reading patients' data is not charged. However, the failure and its time
-can depend on the data, and a server could provoke failures. The site therefore counts each attempt
-in advance, and stops after too many failures.
+can depend on the data, so a server could provoke failures to learn about patients. The site
+therefore counts each attempt before it begins, and refuses requests after too many failures.
 
-If a site's folder is restored from an old backup, its ledger lacks later charges. The site notices,
-because each request states the last round that the site answered. A person must then find out
-whether the ledger or the server is wrong.
+If a site's folder is restored from an old backup, its ledger lacks later charges. The site notices
+the rollback, because each request states the last round that the site answered. A person must then
+find out whether the ledger or the server is wrong.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """Refuse `request` and all later requests if it states a round that the ledger lacks."""
+    """Refuse this and all later requests if `request` states a round that the ledger lacks."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as the latest" if last else "no round of this job"

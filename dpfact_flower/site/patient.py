@@ -1,9 +1,9 @@
 """Compute the one statistic that a site releases per round in patient mode.
 
 A release depends only on the patients' tensor cells, public settings, earlier releases and noise.
-Results without noise are never carried over to the next round. In the last round, the site only
-stores the request. Later, `refit` fits the hospital's own model, which is pulled towards the global
-factors and stays at the site. No reply waits for this fit, which depends on patients' data.
+No result without noise is kept for a later round. In the last round, the site only stores the
+request. Later, `refit` fits the hospital's own model, which is pulled towards the global factors
+and stays at the site. No reply waits for this fit, because its duration depends on patients' data.
 """
 
 import time
@@ -46,7 +46,7 @@ Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class PatientRound(RoundWork):
-    """The `RoundWork` of patient mode."""
+    """A site's work in a round of patient mode."""
 
     def __init__(
         self, vocabularies: Sequence[Vocabulary], request: RoundRequest, *, site: str,
@@ -68,7 +68,7 @@ class PatientRound(RoundWork):
         self.charged_rounds = len(self.cost())
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the events of this and all later rounds' releases, which the budget must cover."""
+        """Return the events of all releases from this round on, which the budget must cover."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -151,8 +151,8 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's ridge penalty, which replaces the l2,1 penalty on patient factors.
 
-    Let mu be the weight of the l2,1 penalty. The l2,1 penalty on the patient factor A is at most
-    ``sum_r mu / n_r |A_r|^2 / 2`` plus a constant. Here, n_r is the norm of column A_r, estimated
+    For any n_r > 0, the l2,1 penalty ``mu * sum_r |A_r|`` on the patient factor A is at most
+    ``sum_r mu |A_r|^2 / (2 n_r)`` plus a constant. Here, n_r is an estimate of column A_r's norm
     from phenotype r's usage in the released co-occurrences. A phenotype of average usage gets the
     penalty `relative_l21`. If a phenotype's usage is below the noise in its estimate, an infinite
     penalty removes the phenotype.
@@ -201,7 +201,7 @@ def last_request(store: SiteStore) -> RoundRequest:
 
 
 def unfitted(folder: Path) -> list[str]:
-    """Return the names of the finished runs in a site's folder that have no refitted model."""
+    """Return the names of the finished runs for which a site's `folder` has no refitted model."""
     ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
     return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
 
@@ -209,7 +209,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a site's own model without noise, and pull the model towards the global factors."""
+    """Fit a site's own model without noise, pulled towards the global factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Define the common parts of a site's rounds in all modes, without access to disk or Flower."""
+"""Code that all privacy modes share for a site's rounds, without access to files or Flower."""
 
 import hashlib
 import math
@@ -29,7 +29,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """A round's result. The release is for the server, and the other fields stay at the site."""
+    """A round's result. Only the field `release` may leave the site."""
 
     release: Release | Share
     state: SiteState | None = None
@@ -59,10 +59,10 @@ class RoundWork(Protocol):
     """The release of a round in patient mode, which may need a secure sum."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the privacy costs of this and all later rounds, using only public values."""
+        """Return the privacy costs of this round and all later rounds. Use only public values."""
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Compute the round, and keep no references to patients' data except in the outcome."""
+        """Return the round's outcome. Keep no references to patients' data outside the outcome."""
 
 
 def solved(
@@ -73,9 +73,9 @@ def solved(
     rng: np.random.Generator,
     began: float,
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit the site's factors, pulled towards the global factors, and measure the result.
+    """Fit a site's factors with `solve`, and measure the error and the time.
 
-    `began` is the time (`time.perf_counter`) at which the site began its fit.
+    `began` is the value of `time.perf_counter` when the site began its fit.
     """
     # Use one BLAS thread, because the result's last bits depend on the number of threads.
     with one_blas_thread:
@@ -96,7 +96,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings. If the l2,1 weight is relative, `start` gives `mu`."""
+    """Return a round's solver settings. Convert a relative l2,1 weight to `mu`, using `start`."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.
@@ -122,6 +122,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return a seed sequence from public values only, different for each site and round."""
+    """Derive a seed sequence for a site and round, using only public values."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

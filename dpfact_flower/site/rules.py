@@ -1,4 +1,4 @@
-"""Registry of the rules' site parts. `dpfact_flower.server.rules` has the server parts."""
+"""Registry of each rule's site code. `dpfact_flower.server.rules` has the server code."""
 
 from collections.abc import Callable
 

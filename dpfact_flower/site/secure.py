@@ -1,10 +1,10 @@
 """A site's part in secure sums: its keys, its answer in each stage, and its files for a job.
 
-A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
-public keys without the server, because a server that replaces a key could impersonate a site. The
+Each hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
+public keys without the server, because a server that replaced a key could impersonate a site. The
 protocol's rules are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the job's
-key, the latest round's noisy vector and the site's answer. Each file is written to disk before any
-reply that depends on the file leaves the site.
+key, the latest round's noisy vector and the site's answer. The site writes each file to disk before
+it sends any reply that depends on the file.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ _NEW_JOB = "ask the centre for a new job"
 
 @dataclass(frozen=True)
 class SecureRound:
-    """One stage of a secure sum, as checked by `secure_round`.
+    """One stage of a secure sum, created and checked by `secure_round`.
 
-    `job` contains this site's key for the job, and `question` (None in the stage `keys`) describes
-    the attempt at a sum. `state` holds this site's earlier answer in the same round, if any.
+    `job` contains this site's key for the job. `question` is the server's question, or None in the
+    stage `keys`. `state` is the site's stored state, or None before the round's first answer.
     """
 
     keyring: "Keyring"
@@ -55,7 +55,7 @@ class SecureRound:
 
     @property
     def vector(self) -> NDArray[np.int64]:
-        """The noisy vector of this round. The vector's privacy cost has already been charged."""
+        """The noisy vector of this round, whose privacy cost the site has already charged."""
         if self.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
         return self.state.noisy
@@ -66,7 +66,7 @@ class SecureRound:
         return release_masked(self.job.member.key, self.job.member.signature)
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
-        """Store the round's new state on disk, and return the masked vector."""
+        """Store the round's new state on disk, and then return the masked vector."""
         assert self.question is not None
         state = rules.answer(
             self.job, self.state, self.question, self.keyring.peers, draw,
@@ -93,8 +93,8 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage of a secure sum against the hospital's settings, keys and earlier answers.
 
-    The function reads no patients' data, and returns None in a preflight, which has no stage.
-    Unless the request was `answered` before, the state in the job's folder is ignored.
+    Return None for a preflight, because a preflight has no stage. If `answered` is false (a new
+    request), ignore the state in the job's folder. The function does not read patients' data.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -154,7 +154,7 @@ def forget(folder: Path) -> None:
 class _Files:
     """The files that hold a job's secrets.
 
-    Until a job's first answer, the job's key is kept in a single file that all jobs share. If each
+    Before a site's first answer in a job, the job's key is in a file that all jobs share. If each
     job had its own file, a server could fill the disk by requesting keys for new jobs.
     """
 
@@ -195,7 +195,7 @@ class _Files:
         return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
-        """Store the key of a job that has no answer yet."""
+        """Store the key of a job in which the site has not answered a question yet."""
         if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)
@@ -215,7 +215,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class Keyring:
-    """A site's long-term key, and all sites' public keys, keyed by site name."""
+    """A site's long-term key, and a mapping from site names to the sites' public keys."""
 
     own: Ed25519PrivateKey
     peers: Mapping[str, bytes]

@@ -1,9 +1,9 @@
-"""Read and write the files, except the ledger, that a site keeps between a job's rounds.
+"""Read and write the files that a site keeps between a job's rounds, except the ledger.
 
-Each round has one file, which contains the site's factors without noise. A round's file is written
-before the round's ledger row, and the previous round's file is deleted after that row is written.
-The ledger's last row determines which file is used, so the site's state is consistent even after a
-crash. In privacy mode "none", the site answers a repeated request with values from these files.
+Each round has one file, which contains the site's factors without noise. The site writes a round's
+file, then adds the round's row to the ledger, and then deletes the previous round's file. After a
+crash, the ledger's last row determines which file is valid. In privacy mode "none", the site
+answers a repeated request with values from these files.
 """
 
 import json
@@ -39,7 +39,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors (without noise, patient factor first), and its step size `eta`."""
+    """A site's factors without noise (the patients' factor first), and its step size `eta`."""
 
     round: int
     factors: Factors
@@ -72,7 +72,7 @@ class SiteStore:
         self._durable = durable
 
     def begin(self) -> None:
-        """Create the job's folder, with a notice for human readers."""
+        """Create the job's folder, with a notice that the files are not private."""
         notice = self.folder / _NOTICE
         if not notice.exists():
             private_folder(self.folder)
@@ -87,7 +87,7 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Load a round's factors, or return None if the factors are not kept.
 
-        If no number is given, load the latest file. Do so only for inspection, because the ledger
+        The default is the latest file. Use the default only for inspection, because the ledger
         determines which round is valid.
         """
         path = self._path(round_number or 0)
@@ -106,13 +106,13 @@ class SiteStore:
                 path.unlink(missing_ok=True)
 
     def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
-        """Store the public request of a run's last round, unless the request is already stored."""
+        """Store the request of a run's last round, unless this request is already stored."""
         path = self.folder / ENDING
         if not path.exists():
             self._write(path, {"config": dict(config)}, arrays)
 
     def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
-        """Return the run's last request in wire form, or None if it has not arrived yet."""
+        """Return the arrays and config of the run's last request, or None if it has not arrived."""
         path = self.folder / ENDING
         if not path.exists():
             return None
@@ -131,7 +131,7 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read the values and arrays that `_write` wrote. Wrong checksums raise an error."""
+        """Read a file that `_write` wrote. The error for a damaged file ends with `way_out`."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, since timed checks could reveal the data's size."""
+        """Close a job whose data has changed. The site then refuses all new rounds of the job."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -188,7 +188,7 @@ class SiteStore:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether any job has ever started in `folder`. If so, a missing ledger is an error."""
+    """Return whether a job has ever started in `folder`, so that a ledger must exist."""
     if not folder.exists():
         return False
     return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

@@ -1,10 +1,9 @@
 """Minimise the local objective by exact updates over all cells, without sampling or step sizes.
 
-One iteration updates each factor once, using one sparse MTTKRP and the other factors' Gram
-matrices. Every update minimises the objective over one column or one factor, so the objective never
-rises. An update needs the mode's MTTKRP (`product`), the Hadamard product of the other factors'
-Gram matrices (`q`), and the smallest allowed value (`floor`). The floor is 0 for non-negative
-factors, and minus infinity otherwise.
+One iteration updates each factor once. Every update minimises the objective over one column or one
+factor, so the objective never rises. An update uses the mode's sparse MTTKRP (`product`), the
+Hadamard product of the other factors' Gram matrices (`q`), and the smallest allowed value
+(`floor`). The floor is 0 for non-negative factors, and minus infinity otherwise.
 
 If a phenotype's column of the patients' factor A becomes zero, the data no longer affect the
 phenotype's feature columns. Only the anchors (the global factors) then affect the feature columns.
@@ -154,9 +153,9 @@ def update_features(
     """Minimise the objective over one feature factor.
 
     If negative values are allowed, the result is the ridge solution ``(product + gamma * anchor)(q
-    + gamma I)^-1``. The solution is computed as a correction to the factor, so the factor's part in
-    the null space of q + gamma I stays unchanged. If all values must be non-negative, the objective
-    is minimised column by column.
+    + gamma I)^-1``. The solution is computed as a correction to the factor, so the factor's
+    component in the null space of q + gamma I stays unchanged. If all values must be non-negative,
+    the objective is minimised column by column.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -173,7 +172,7 @@ def update_features(
 
 
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
-    """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in a sweep over columns.
+    """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in one sweep over all columns.
 
     The minimum over each column is exact, and each column is updated in place. A column's gradient
     depends on all other columns, so a plain sweep over R columns would read the factor R times.
@@ -195,7 +194,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Update a panel's columns. At first, `gradient` must hold ``target - q @ columns``."""
+    """Update a panel's columns. On entry, `gradient` must be ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

@@ -24,7 +24,7 @@ CellFunction = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss f(x, m), where x is a cell's data and m is the model's value."""
+    """A loss f(x, m), where x is a cell's value and m is the model's value for this cell."""
 
     name: str
     value: CellFunction
@@ -42,12 +42,12 @@ class Loss:
 
     @property
     def is_squared(self) -> bool:
-        """Whether Gram matrices give the loss over all cells, without a sum over the cells."""
+        """Whether the loss over all cells can be computed from Gram matrices and non-zero cells."""
         return self is squared
 
     @property
     def tag(self) -> str:
-        """Name under which the compiled gradient is cached. The name changes with the gradient."""
+        """Cache name for the compiled gradient, with a digest of the gradient's code."""
         code = self.gradient.__code__
         digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
         return f"{self.name}.{digest.hexdigest()[:8]}"
@@ -65,13 +65,13 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """Return the tensor or, for a binary loss, the tensor with every count replaced by 1."""
+        """Return the tensor, with every count replaced by 1 if the loss is binary."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the loss over all cells of the constant model whose value `nothing` gives."""
+        """Return the loss over all cells of a constant model, whose value comes from `nothing`."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

@@ -6,7 +6,7 @@ entries is done once per fibre. For each entry, only one row of one factor is th
 Because the entries are sorted, a fibre is given by the position of its first entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks, each processed by one thread. The division into blocks and chunks depends only on the
+of blocks. One thread processes each chunk. The division into blocks and chunks depends only on the
 data. Within a chunk, sums are computed in the factors' precision. The sums of all chunks are added
 in float64 and in a fixed order, so the number of threads does not affect the result.
 
@@ -52,10 +52,10 @@ _CHUNK = 1 << 16  # approximate number of entries in a chunk
 class Fibres:
     """A tensor and its fibres. To create an instance, call `of`.
 
-    `starts` holds the index of each fibre's first entry. Likewise, `patients` holds each patient's
-    first fibre, `blocks` each block's first patient, `chunks` each chunk's first block, and
-    `offsets` each mode's first row in a stack. Each sequence ends with one more element: the total
-    number of entries, fibres, patients, blocks or rows.
+    ``starts[i]`` is fibre i's first entry, ``patients[i]`` is patient i's first fibre,
+    ``blocks[i]`` is block i's first patient, ``chunks[i]`` is chunk i's first block, and
+    ``offsets[i]`` is mode i's first row in a stack. Each sequence ends with one more element: the
+    total number of entries, fibres, patients, blocks or rows.
     """
 
     tensor: SparseTensor
@@ -151,7 +151,7 @@ def row_of(
     registers: Registers, indices: Pointer, entry: int, mode: int, stack: Pointer, width: int,
     column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """Load the row of a mode's factor that belongs to an entry."""
+    """Load the row that an entry's index selects in a mode's factor."""
     row = offsets[mode] + read(indices, entry * (len(offsets) - 1) + mode)
     return load(registers, stack, row * width + column)
 

@@ -65,7 +65,7 @@ def squared_loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> f
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. The optional `visits` are weights of rows."""
+    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. The optional `visits` weight the rows."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
@@ -76,8 +76,8 @@ def elastic(
 def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error with respect to a row of a feature factor.
 
-    The mean, to which `relative_elastic` refers, is over phenotypes and modes. In mode n, the
-    curvature for phenotype r is the product of the squared norms of column r in the other modes.
+    The mean is taken over phenotypes and feature modes. In mode n, the curvature for phenotype r is
+    the product of the squared norms of column r in the other modes.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

@@ -5,20 +5,20 @@ global factors). In the objective of a pass, a row's elastic term is therefore w
 times the number of entries in that row. In the local objective, eq. (norm), the weight is gamma.
 
 A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the objective of
-the pass is not finite. If `clip` is set, a pass that raises the objectives is accepted as long as
-the loss is at most that of a constant model. The solver repeats an undone pass with half the step
-size. After an accepted pass, the step size grows by 5 %. A small step lowers the objective of the
-pass, but may raise eq. (norm) when the anchors are far away.
+the pass is not finite. With `clip`, a pass that raises both objectives is still accepted if the
+loss is at most that of a constant model (`Loss.of_nothing`). The solver repeats an undone pass with
+half the step size. After an accepted pass, the step size grows by 5 %. A small step lowers the
+objective of the pass, but may raise eq. (norm) when the anchors are far away.
 
-For squared errors, Gram matrices give the loss over all cells. For other losses, the sum over the
-entries is exact. In the sum over zero cells, the term that is linear in the model is exact. The
-rest of this sum is estimated from zero cells that are drawn once per call.
+For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
+sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact, and the
+sum of all other terms is estimated from cells that are drawn once per call.
 
-With losses other than squared errors, gradients are large where the model is close to zero. Each
-step is therefore at most sqrt(eta), the distance that an implicit gradient step would move a value
-of zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
-are multiplied by the mean squared length of patients' rows, divided by that of feature rows. If
-`clip` is set, neither rule applies, because mode "paper" bounds privacy for a single step size.
+With losses other than squared errors, gradients are large where the model is close to zero. The
+length of each row's step is therefore limited to sqrt(eta), the length of an implicit gradient step
+that starts at 0. Patients' rows are longer than feature rows and are visited less often. Patients'
+steps are therefore multiplied by the ratio of the mean squared lengths of patients' rows and
+feature rows. Neither rule applies with `clip`, because mode "paper" assumes a single step size.
 """
 
 import math
@@ -142,7 +142,7 @@ class _State:
             shrink_columns(self.stack[: tensor.n_patients], eta * settings.mu)
 
     def value(self) -> Value:
-        """Compute all values that the step control compares."""
+        """Compute the objective values at the current factors."""
         tensor, settings = self.tensor, self.settings
         stack, factors = self.stack, self.factors
         with np.errstate(over="ignore", invalid="ignore"):
@@ -161,14 +161,14 @@ class _State:
             return Value(squares, inner, patients, error, objective, descended)
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
-        """Return the squared error, or None for any other loss."""
+        """Return the squared error, or None if the solver minimises another loss."""
         if not self.loss.is_squared:
             return None
         everywhere = 2 * squared_loss(self.norm_squared, value.inner, grams)
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:
-        """Return whether to accept a pass, given the values after (`now`) and before it."""
+        """Return whether to accept a pass, given the values `before` and after (`now`) the pass."""
         return math.isfinite(now.descended) and (
             now.objective <= before.objective
             or now.descended <= before.descended

@@ -23,7 +23,7 @@ demo data and on half of the eICU demo data."""
 
 @dataclass(frozen=True)
 class Solver:
-    """A local solver: the algorithm, and what the algorithm supports."""
+    """A local solver, with the options that the solver supports."""
 
     compute: Callable[[LocalProblem], LocalResult]
     any_loss: bool = False
@@ -65,8 +65,8 @@ class Solver:
         """Return gamma, the elastic weight in eq. (norm).
 
         A relative weight is multiplied by the loss's curvature. Solvers with `steps` apply the
-        weight at every visit to a row. For squared errors, such solvers therefore divide a relative
-        weight by the mean number of visits per row, and limit eta * gamma to 1/2.
+        weight at every visit to a row, so they divide a relative weight for squared errors by the
+        mean number of visits per row. These solvers also limit a relative weight to 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma
@@ -83,7 +83,7 @@ class Solver:
 
 
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
-    """Return the mean second derivative of an entry's loss with respect to a feature's row.
+    """Return the mean second derivative of an entry's loss with respect to a feature factor's row.
 
     The mean is taken over phenotypes. The derivative is evaluated where the model equals the data.
     One phenotype is assumed to explain the whole entry.
@@ -116,7 +116,7 @@ def solve(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """Do a site's work in one round: reduce the local objective in `settings.tau` passes.
+    """Reduce a site's local objective in `settings.tau` passes.
 
     `LocalProblem` explains the arguments. `factors` and `anchors` may have any float type. Raise a
     `DivergenceError` if no step size reduces the objective.

@@ -76,7 +76,7 @@ class CPModel:
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """Scale feature columns to norm 1, and the patients' factor to keep the model unchanged."""
+        """Return the same model with feature columns of norm 1 and a rescaled patients' factor."""
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
@@ -207,10 +207,10 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components. The smaller model is matched completely.
+    """A one-to-one matching of two models' components, complete for the model of lower rank.
 
     Pair p is component ``estimate[p]`` of the first model and ``truth[p]`` of the second model.
-    Pairs are ordered by `truth`. `cosines` holds the product of each pair's cosines in all modes.
+    Pairs are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -222,8 +222,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. Cosines keep their signs, as in the paper. If a mode is left
-    out, the signs of the other modes' columns are arbitrary, so the models should be non-negative.
+    has cosine 0 with every column. Cosines keep their signs, as in the paper. If a mode's factor is
+    missing, the signs of columns are arbitrary, so the factors should then be non-negative.
 
     Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
     of the modes must agree, but the ranks may differ.
@@ -244,9 +244,9 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     The formula is from the section "Privacy" of the DPFact paper. After `match_columns`, the score
     is the mean over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the
     columns' cosines. Here xi is the product of a component's column norms. For sequences of
-    factors, xi is not used, because a component's scale is arbitrary without the patients' factor.
-    If the ranks differ, the sum is divided by the larger rank, so a missing or spurious component
-    counts as 0. (pyttb divides by the smaller rank.)
+    factors, the term with xi is omitted, because components have no scale without the patients'
+    factor. If the ranks differ, the sum is divided by the larger rank, so a missing or spurious
+    component counts as 0. (pyttb divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)

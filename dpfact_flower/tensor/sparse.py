@@ -1,7 +1,7 @@
 """Define sparse count tensors in coordinate form, and a model's squared errors on them.
 
 Mode 0 represents the patients. `SparseTensor` is the only tensor type inside the package.
-`from_coo` validates indices and values, so that functions can rely on valid tensors. `as_tensor`
+`from_coo` validates indices and values, so other functions need not validate tensors. `as_tensor`
 converts other libraries' tensors without importing those libraries.
 """
 
@@ -92,7 +92,7 @@ class SparseTensor:
         )
 
     def parts(self) -> Iterator[slice]:
-        """Return slices of the non-zeros, so that temporary arrays for each slice stay small."""
+        """Return slices of the non-zeros, short enough that temporary arrays stay small."""
         return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
 
     def to_dense(self) -> NDArray[np.float64]:
@@ -118,7 +118,7 @@ class SparseTensor:
         return SparseTensor(indices[order], self.values[keep][order], shape)
 
     def select_features(self, positions: Sequence[ArrayLike]) -> SparseTensor:
-        """Select the given ascending indices of each feature mode, and renumber the indices."""
+        """Return a tensor with only the features at the given ascending positions of each mode."""
         if len(positions) != self.ndim - 1:
             raise DataError(
                 f"features: need indices for {self.ndim - 1} modes, got {len(positions)}"
@@ -184,7 +184,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return the errors on a tensor, with `all_cells` at least `nonzeros` despite rounding."""
+        """Return the errors on a tensor, after increasing `all_cells` to at least `nonzeros`."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -249,7 +249,7 @@ def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Return the row numbers of the patients that a NumPy index selects.
 
-    `rows` is an array of row numbers, a mask or a slice, optionally in a tuple before ``...``.
+    `rows` is an array of row numbers, a mask or a slice. A tuple ``(rows, ...)`` is also accepted.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
@@ -287,7 +287,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Raise an error that states how many entries are wrong and the first one's position."""
+    """If any entry is wrong, raise an error with the number and first position of wrong entries."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

@@ -54,7 +54,7 @@ def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArray[np.float64]:
-    """Return the CP model's value at each row of `indices`, in the factors' precision."""
+    """Return the CP model's value at each row of `indices`, computed in the factors' precision."""
     offsets = row_offsets([len(factor) for factor in factors])
     return stacked_values(indices, stack_factors(factors), offsets)
 

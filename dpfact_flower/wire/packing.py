@@ -1,11 +1,11 @@
 """Compress released values, which are integer multiples of a common step.
 
 Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... The bytes are
-written in planes: first the lowest byte of every value, then the second byte, and so on. Most
+written in planes: first the lowest byte of every value, then the second-lowest, and so on. Most
 values are small, so the upper planes are mostly 0. Unpacking restores the float32 values exactly.
 
-The packed bytes are the step (float64, little-endian), followed by a zlib stream with one plane for
-each byte of the largest value, lowest byte first.
+The packed bytes are the step (float64, little-endian), followed by a zlib stream of the planes. The
+number of planes is the number of bytes in the largest integer.
 """
 
 import math
@@ -44,7 +44,7 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | NDArray[np.float32
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
     """Unpack bytes in the format of `pack`. The bytes may come from an attacker.
 
-    Memory for at most `count` values is allocated. `where` names the sender in error messages.
+    Allocate memory for at most `count` values. `where` names the sender in error messages.
     """
     if len(packed) < _HEAD:
         raise MessageError(f"{where}: {len(packed)} bytes are too few for packed values")

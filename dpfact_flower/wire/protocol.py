@@ -49,17 +49,17 @@ _T = TypeVar("_T", str, int, float)
 class RoundRequest:
     """The server's request to a site for one round.
 
-    `seed` is public and determines the site's initial values and the order in which the solver
-    visits cells, never the noise. `vocabulary` contains the comma-separated digests of the modes'
+    The public `seed` determines the site's initial values and the order in which the solver visits
+    cells, but never the noise. `vocabulary` contains the comma-separated digests of the modes'
     vocabularies, or is empty if the digests are unknown. `anchors` (float32) contains the global
     feature factors, one row per code and one column per phenotype, or is empty before the first
-    phenotypes exist. In privacy mode "none", a request without factors asks for co-occurrences. If
-    code lists are long, the first request asks for code counts instead. `selection` (int32)
-    contains the positions of each mode's selected codes, or is empty if all codes are used. In
-    secure sums, `usages`, of shape (slots, 2, phenotypes), holds each phenotype's estimated weight
-    in each slot (see `Sharing`) and the estimate's standard deviation. `secure` is the stage of a
-    secure sum. `answered` maps each site to the last round that the site answered. `digest` and
-    `terms` do not cover `secure` and `answered`.
+    phenotypes exist. In privacy mode "none", a request without factors asks for co-occurrences or,
+    in round 1 of a run with long code lists, for code counts. `selection` (int32) contains the
+    positions of each mode's selected codes, or is empty if all codes are used. In secure sums,
+    `usages` has the shape (slots, 2, phenotypes). For each slot (see `Sharing`) and phenotype,
+    `usages` contains the estimated weight and the estimate's standard deviation. `secure` is the
+    stage of a secure sum. `answered` maps each site to the last round that the site answered.
+    `digest` and `terms` ignore `secure` and `answered`.
     """
 
     job: str
@@ -77,7 +77,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and a config, without empty strings, for which Flower raises an error."""
+        """Return arrays and a config. Omit empty strings, because Flower rejects them."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -146,8 +146,8 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state contains factors without noise. Settings must not change during a job: noise
-        planned for one set of settings must not be added to factors computed with other settings.
+        Otherwise, a site could add noise planned for one set of settings to stored factors that the
+        site computed with other settings.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -217,7 +217,7 @@ class SiteReply:
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Read from a preflight's config how many seconds the next round may take."""
+    """Return the next round's time limit in seconds, read from a preflight's config."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
@@ -243,7 +243,7 @@ def _checked_factors(arrays: Sequence[NDArray[Any]], rank: int) -> Factors:
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check the positions of selected codes, except their upper limit (see `check_modes`)."""
+    """Check that selected positions are ascending. `check_modes` checks the largest position."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():

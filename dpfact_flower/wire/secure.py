@@ -1,8 +1,8 @@
 """Define the part of a request that describes a stage of a secure sum.
 
-The stage `keys` occurs once per job, and `sum` in every attempt at a sum. The stage `open` occurs
-only if a sum may be completed without some of its sites. All stages concern the same release, so
-request digests do not include the stage.
+The stage `keys` occurs once per job, and the stage `sum` once per attempt to compute a sum. The
+stage `open` occurs only if a sum may be completed without some of its sites. All stages concern the
+same release, so request digests do not include the stage.
 """
 
 import json
@@ -37,8 +37,8 @@ class SecureStage:
 
     If a site drops out, a new attempt (number `attempt`) follows with fewer sites. `members` lists
     all sites that sent keys, sorted by name. `asked` lists the sites in this attempt or, in the
-    stage `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps other sites
-    to shares of their secrets, encrypted for the receiver of this request.
+    stage `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps other
+    sites' names to encrypted shares of those sites' secrets.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -91,7 +91,7 @@ class SecureStage:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Check a reply's number of byte arrays (parts), and return the site's name and the parts."""
+    """Check that a reply has `number` byte arrays. Return the site's name and the arrays' bytes."""
     try:
         name = _site(config.get("site"))
     except DataError as error:

@@ -1,1 +1,1 @@
-"""Readers, each of which turns the tables of one kind of EHR into a `Cohort`."""
+"""Read EHR tables into a `Cohort`, with an SQL script or module for each kind of EHR."""

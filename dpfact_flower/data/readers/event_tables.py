@@ -1,12 +1,12 @@
 """Read any EHR from plain tables with one row per event.
 
 - Each feature mode has one or more tables. A table has columns for the patient, the code, and the
-  time or encounter. A column with descriptions of the codes is optional. Each distinct
-  (encounter, minute, code) of a patient is one event.
+  time or encounter. A column with descriptions of the codes is optional. Rows with the same
+  patient, encounter, minute and code count as one event.
 - Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A column
   that mixes times with and without an offset is rejected.
-- Impossible values are rejected, such as a blank or NaN patient or code, an invalid date, or a
-  patient at two sites. Rows that are left out are counted and reported.
+- The reader rejects impossible values, such as a blank or NaN patient or code, an invalid date, or
+  a patient at two sites. The reader reports how many rows are left out.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 
 @dataclass(frozen=True)
 class Columns:
-    """The column names of event tables. Case is ignored.
+    """The column names of event tables. Names are not case-sensitive.
 
-    A column with an empty name is not read. The name may be empty for `description`, and for `time`
-    or `encounter` if the window does not need that column. If `encounter` is the patient column,
-    all codes of a patient belong to one encounter.
+    `description` may be empty if there are no descriptions. `time` or `encounter` may be empty if
+    the window does not need the column. If `encounter` is the patient column, all codes of a
+    patient belong to one encounter.
     """
 
     patient: str = "patient"
@@ -115,15 +115,15 @@ class Columns:
 
     @property
     def names(self) -> dict[str, str]:
-        """The columns' names in the file, keyed by ``patient``, ``code`` and so on."""
+        """The column names, keyed by the names of this class's fields."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class EventTable:
-    """The files with a feature mode's events, and the format of these files.
+    """The files that contain one feature mode's events, and the format of the files.
 
-    `time_format` is a format for C's ``strptime``, such as ``%d.%m.%Y %H:%M``, or "" for ISO 8601.
+    `time_format` is a C ``strptime`` format, such as ``%d.%m.%Y %H:%M``, or "" for ISO 8601.
     """
 
     files: Sequence[Place]
@@ -145,11 +145,11 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with one row per patient and a column for the label (0 or 1, no or yes).
+    """A table that contains each patient's label (0, 1, no or yes) or site.
 
-    By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. If the table assigns patients to sites, `column` contains the site. Patients who are not
-    in the table get the label `missing` (0 or 1), or cause an error if `missing` is empty.
+    `column` contains the labels or sites. Its default is the label's name or ``site``. `patient`
+    defaults to the patient column of the event tables. Patients who are not in the table get the
+    label `missing` (0 or 1), or cause an error if `missing` is empty.
     """
 
     file: Place
@@ -162,7 +162,7 @@ class LabelTable:
             raise SettingsError(f"label: missing must be 0 or 1, got {self.missing!r}")
 
     def complete(self, patient: str, column: str) -> LabelTable:
-        """Return the same table with defaults for missing column names."""
+        """Return a copy in which the arguments replace empty column names."""
         own, label = self.patient.strip(), self.column.strip()
         return replace(self, patient=own or patient, column=label or column)
 
@@ -180,12 +180,11 @@ def read(
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
-    `tables` maps two or more feature modes to tables, in the tensor's order. `columns` and
-    `dialect` apply to tables that are given as paths. `name` is the name of the single site, or of
-    the cohort if there is a table of `sites`. By default, the table of sites has the event tables'
-    patient column and a column ``site``. Patients who are not in that table are left out. Events
-    occur together if they are at most `window_days` days apart. If `window_days` is None, events
-    occur together if they belong to one encounter.
+    `tables` maps two or more feature modes to tables, in the order of the tensor's modes. `columns`
+    and `dialect` apply to tables that are not an `EventTable`. `name` is the name of the single
+    site, or of the cohort if there is a table of `sites`. Patients who are not in the table of
+    sites are left out. Events occur together if they are at most `window_days` days apart. If
+    `window_days` is None, events occur together if they belong to one encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -272,7 +271,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _text(place: Place, column: str) -> str:
-    """Return error text that states the rule for identifiers and codes, and how to mend a table."""
+    """Return error text about valid identifiers and codes, and about how to mend a table."""
     how = f", in pandas with replace('', None).dropna(subset={column!r})" * isinstance(place, Rows)
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -281,7 +280,7 @@ def _text(place: Place, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Place, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load and check the table ``loaded``. Return how many rows match each SQL condition."""
+    """Load and check the table ``loaded``. Return row counts, keyed by SQL condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -339,7 +338,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Suggest arguments that name the columns, with ``COLUMN`` for names that cannot be guessed."""
+    """Suggest arguments that name the columns, and write ``COLUMN`` if a name cannot be guessed."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
@@ -374,7 +373,7 @@ def _hint(
 def _refuse_header(
     connection: Connection, table: str, place: Place, columns: Mapping[str, str]
 ) -> None:
-    """Refuse rows that repeat the file's header. `columns` gives the file's name of each column."""
+    """Refuse rows that repeat the file's header. `columns` maps table columns to header names."""
     header = " AND ".join(
         f"lower({column}) = {literal(name.lower())}" for column, name in columns.items()
     )
@@ -386,7 +385,7 @@ def _refuse_header(
 
 
 def _minutes(time: str, time_format: str) -> str:
-    """Return SQL for minutes since 1970. `_ZONED` marks UTC offsets, `_MISTIMED` invalid times."""
+    """Return SQL that parses a time into minutes since 1970 (see `_ZONED` and `_MISTIMED`)."""
     whole = "floor(epoch_us({}) / 60000000)::BIGINT"
     if time_format:
         minutes = whole.format(f"try_strptime({time}, {literal(time_format)})")
@@ -401,7 +400,7 @@ def _minutes(time: str, time_format: str) -> str:
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Log a warning if a mode has exactly the same events as another mode."""
+    """Log a warning for each pair of modes that have exactly the same events."""
     for one, other in itertools.combinations(sources, 2):
         events = count_rows(connection, table_of(one))
         both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
@@ -471,7 +470,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
 ) -> Place:
-    """Load one value per patient into ``facts``. Errors suggest `example` (``{}`` is the file)."""
+    """Load one value per patient into ``facts``. If a column is missing, suggest `example`."""
     place, patient, column = table.file, table.patient, table.column
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),

@@ -19,7 +19,7 @@ MODE, SITE = "mode", event_tables.SITE
 
 
 def holds_events(given: Any) -> bool:
-    """Return whether an object is a DataFrame with one row per event rather than per patient."""
+    """Return whether an object is a DataFrame with the columns ``patient`` and ``code``."""
     return _columns(given) >= {"patient", "code"}
 
 
@@ -33,13 +33,13 @@ def read_events(
     labels: Any = None,
     **options: Unpack[Options],
 ) -> Cohort:
-    """Read frames of events into one tensor per site.
+    """Read DataFrames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps the standard column names, including ``mode`` and ``site``, to those of the frames, as in
-    ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
-    other labels, pass a mapping from each label to a frame with ``patient`` and a column named
-    after the label. For the other arguments, see `event_tables`.
+    maps the standard column names, including ``mode`` and ``site``, to the frames' names, as in
+    ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. To use
+    other labels, map each label's name to a frame with the columns ``patient`` and that name.
+    `event_tables` explains the other arguments.
     """
     own = dict(columns or {})
     given = {column: own.pop(column) for column in (MODE, SITE) if column in own}
@@ -83,7 +83,7 @@ def read_events(
 def read_sites(
     frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
 ) -> Cohort:
-    """Read each site's frame of events, which must have a column ``mode``, into a tensor."""
+    """Read each site's frame of events into a tensor. Each frame must have a column ``mode``."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
@@ -102,7 +102,7 @@ def _columns(frame: Any) -> set[str]:
 
 
 def _by_mode(events: Rows, column: str, options: Options) -> dict[str, Rows]:
-    """Return each mode's rows. Modes are in the vocabularies' order or in order of appearance."""
+    """Return each mode's rows, in the order of the vocabularies or else of first appearance."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     text = f"{quoted(column)}::VARCHAR"
     with connect() as connection:

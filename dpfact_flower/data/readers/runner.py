@@ -1,36 +1,36 @@
 """Run readers that are written as SQL scripts.
 
-A script begins with a header comment that contains the fields of `Script` in TOML. DuckDB then runs
-the statements after the header in order. Each statement ends with a semicolon at the end of a line.
-A directive above a statement states the statement's purpose:
+A script begins with a header comment that sets the fields of `Script` in TOML. DuckDB runs the
+statements after the header in order. Each statement ends with a semicolon at the end of a line. A
+directive (a comment above a statement) determines how the statement is used:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
-  ``FILE``, and values must have the columns' types. Words such as ``NULL`` are missing values.
-  ``NOT NULL`` rejects missing values, ``UNIQUE`` rejects duplicates, and the source may lack a
-  column with ``DEFAULT NULL``. Further lines may follow: ``-- @where SQL`` keeps only rows that
-  meet a condition, in which all columns are text. ``-- @there SQL`` is a condition that a source
-  database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that stays empty
-  if the source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's columns
-  ``code_1``, ``code_2``, ... into a list of distinct values. A star in ``FILE`` stands for any
-  text. All matching tables are then combined, and the column ``part`` contains the matched text.
-- ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
-  package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for a table's name (or another place) and a count, reported as WHAT.
-- ``-- @refuse REQUIREMENT``: a query that counts, for each place, the rows that break a
-  requirement. A count above 0 is an error.
-- ``-- @events``: a query for columns mode, patient, code and, if the window needs them, encounter
-  and time. A time is a date, a timestamp, or minutes from any origin. After this query, the table
-  ``people`` contains all patients who have events.
-- ``-- @describe``: a query for mode, code and description.
-- ``-- @patients``: a query for patient and site that returns one row per patient.
-- ``-- @label NAME``: a query for the patients whose label is 1. ``@patients`` must come first.
-- ``-- @stays``: a query for patient, begun and ended. The readmission label is computed from these
-  stays. ``@patients`` must come first.
+  ``FILE``. Values that do not have the column's type are rejected. Words such as ``NULL`` mean
+  missing values, which ``NOT NULL`` rejects. ``UNIQUE`` rejects duplicates. The source may lack a
+  column with ``DEFAULT NULL``. More directives may follow: ``-- @where SQL`` keeps only rows that
+  meet a condition, in which all columns are text. If the source is a database, the database applies
+  ``-- @there SQL`` to select the rows to send. With ``-- @optional CONSEQUENCE``, the table stays
+  empty if the source lacks ``FILE``. A column ``code`` of type ``VARCHAR[]`` lists the distinct
+  values of the source's columns ``code_1``, ``code_2``, ... A star in ``FILE`` matches any text.
+  All matching tables are then combined, and the column ``part`` contains the matched text.
+- ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
+  of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
+- ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
+- ``-- @refuse REQUIREMENT``: a query that returns table names and the numbers of rows that break a
+  requirement. A number above 0 is an error.
+- ``-- @events``: a query that returns mode, patient, code and, if the window needs these columns,
+  encounter and time. A time is a date, a timestamp, or minutes since any origin. After this query,
+  the table ``people`` contains all patients who have events.
+- ``-- @describe``: a query that returns mode, code and description.
+- ``-- @patients``: a query that returns patient and site, with one row per patient.
+- ``-- @label NAME``: a query that returns patients whose label is 1. ``@patients`` must come first.
+- ``-- @stays``: a query that returns patient, begun and ended for each hospital stay, to compute
+  the readmission label. ``@patients`` must come first.
 
-If a statement's ``-- @when SQL`` is false, its table stays empty, or its label is left out. A name
-with a dollar sign, such as ``$by``, stands for an option's value. Other placeholders are ``$name``
-(the site's or cohort's name), ``$source``, ``$file`` (the last part of the source) and ``$tables``
-(the source's tables in lower case). If ``@load`` has a star, its conditions may also use ``$part``.
+If the condition of ``-- @when SQL`` is false, a table stays empty or a label is left out. A
+placeholder such as ``$by`` is replaced by an option's value. Other placeholders are ``$name`` (the
+site's or cohort's name), ``$source``, ``$file`` (the source's file name) and ``$tables`` (the
+source's tables in lower case). If ``FILE`` has a star, conditions may also use ``$part``.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a script. The default determines the type, and integers must be at least 1.
+    """An option of a script. The default determines the type. Integers must be at least 1.
 
-    If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL receives a map. If
-    such an option is named ``mode``, each NAME is a feature mode. If the default is an array, the
-    option's value is a list of codes, which the command line reads from a file.
+    If the default is a TOML table, users give ``NAME=VALUE`` pairs, which become an SQL map. In an
+    option named ``mode``, each NAME is a feature mode. If the default is an array, the option's
+    value is a list of codes, which the command line reads from a file.
     """
 
     help: str
@@ -110,7 +110,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement with its main directive (`kind` and `what`) and further directives."""
+    """An SQL statement with a main directive (`kind` and `what`) and others (`more`)."""
 
     sql: str
     kind: str
@@ -120,12 +120,12 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader that is an SQL script. Its header sets all fields except `name` and `statements`.
+    """An SQL script that reads EHR tables. The header sets all fields but `name` and `statements`.
 
-    - `modes`: for each feature mode, the number of codes to keep (0: all). Modes are in tensor
-      order. If an option has the same name as a mode, the mode is used only if the option is true.
-    - `window`: how events are paired: ``days`` (within a number of days, or in one encounter if the
-      number is 0), ``days in encounter`` (both conditions) or ``encounter``.
+    - `modes`: for each feature mode, in the tensor's order, the number of codes to keep (0: all).
+      If an option has the same name as a mode, the mode is used only if the option is true.
+    - `window`: whether events occur together if they are at most a number of days apart (``days``),
+      in one encounter (``encounter``), or both (``days in encounter``).
     - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
       with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must name the cohort. Otherwise the cohort gets the script's name.
@@ -158,7 +158,7 @@ class Script:
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return each option's value or default. Refuse a value that an option does not allow."""
+        """Return each option's value or default. Refuse a value that is not among the choices."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
             if option.choices and values[name] not in (*option.choices, option.default):
@@ -169,7 +169,7 @@ class Script:
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the feature modes in use for the given option values."""
+        """Return the feature modes that the given option values select."""
         named = values.get("mode")
         return tuple(mode for mode in named or self.modes if values.get(mode, True))
 
@@ -219,10 +219,10 @@ def read(
 
     `reader` is the name of a script in this package (such as ``mimic4``) or in another installed
     package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
-    can open. `name` is the cohort's name, and defaults to the script's name. Some scripts require a
-    name. If the script's window is in days, events occur together if they are at most `window_days`
-    days apart. If `window_days` is None, events of the same encounter occur together. `given`
-    contains values for the script's options and the `Options` of all readers.
+    can open. `name` is the cohort's name. The default is the script's name, but some scripts
+    require a name. If the script's window is in days, events occur together if they are at most
+    `window_days` days apart. If `window_days` is None, events of the same encounter occur together.
+    `given` contains the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -304,7 +304,7 @@ class _Work:
             connection.execute(sql)
 
     def _filled(self, sql: str) -> str:
-        """Return SQL in which placeholders, such as ``$name``, are replaced by their values."""
+        """Replace placeholders such as ``$name`` in `sql` with their values."""
         for name in _VALUE.findall(sql):
             if name not in self.values:
                 raise DataError(f"{self.script.name}.sql: there is no option {name}")
@@ -316,7 +316,7 @@ class _Work:
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
-        """Create a table with `sql`. ``@when`` or ``@optional`` may leave the table empty."""
+        """Create the table that `sql` defines, and load its rows from `source`."""
         connection, name = self.connection, statement.what
         into = self._created(sql)
         connection.execute(sql)
@@ -387,7 +387,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` is a query for ``patient``, ``begun`` and ``ended``. Overlapping stays count as one.
+        `stays` selects ``patient``, ``begun`` and ``ended``. Overlapping stays count as one stay.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
@@ -419,7 +419,7 @@ class _Work:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Return the distinct texts that the star in `name` stands for in the names of `tables`."""
+    """Match `name` with each of `tables`, and return the distinct texts that the star matches."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

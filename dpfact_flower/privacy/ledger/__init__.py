@@ -9,20 +9,20 @@ data files of a site share one privacy budget.
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
 by deleting the journal. Without ``synchronous=EXTRA``, a power loss could undo this deletion, and
-the row would be lost. A new ledger is first written to a temporary file, so an empty or truncated
-ledger always means damage. In simulations (`durable` is False), writes may be delayed.
+the row would be lost. A new ledger is first written to a temporary file, so a ledger that is empty
+or truncated must be damaged. In simulations (`durable` is False), writes may be delayed.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
 edits. A file next to the ledger (see `noted_head`) contains the ledger's newest head: the number of
-rows and the last hash. If an old copy replaces the ledger, the copy does not match this head. Keep
-a copy of the site's log, which lists all heads, to detect that both files were rewritten.
+rows and the last hash. An old copy that replaces the ledger does not match the newest head. To
+detect a rewrite of both files, keep a copy of the site's log, which lists all heads.
 
-*Secrecy.* A head reveals only the number of rows, because each row includes random bytes. A row
-contains only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger.
-The time in a row is the time of the request, which does not depend on patients' data. A head, a
-backup and `dpfact ledger show` therefore reveal nothing about patients except the released values.
-Protect the key, and any folder that contains the key, like patient data.
+*Secrecy.* Each row includes random bytes, so a head reveals only the number of rows. A row contains
+only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger. The time in
+a row is the time of the request, which does not depend on patients' data. A head, a backup and
+`dpfact ledger show` therefore reveal nothing about patients except the released values. Protect the
+key, and any folder that contains the key, like patient data.
 
 Two processes may use the same ledger. The ledger's folder must be on a local disk, because SQLite's
 locks are unreliable on network shares.

@@ -33,7 +33,7 @@ START = "0" * 64
 class ReleaseKey(NamedTuple):
     """The identity of a request. Requests with equal identities always get identical replies.
 
-    `fingerprint` is the `data_tag` of the site's tensor, and `request` is the request's digest.
+    `fingerprint` is a keyed hash of the site's tensor, and `request` is the request's digest.
     """
 
     fingerprint: str
@@ -99,7 +99,7 @@ class LedgerRow:
 
     @property
     def key(self) -> ReleaseKey:
-        """The key of the request that the release answered."""
+        """The key of the request that led to the release."""
         return ReleaseKey(self.fingerprint, self.job, self.round, self.request)
 
     @property
@@ -127,7 +127,7 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON. Random bytes in the row keep its hash from revealing content."""
+    """Return a new row as JSON, with random bytes so that the row's hash reveals no content."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -217,7 +217,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Convert SQLite and disk errors to this package's errors, whose messages contain no values."""
+    """Convert SQLite and disk errors to this package's errors, whose messages reveal no data."""
     try:
         with files.disk_errors(path):
             yield
@@ -242,7 +242,7 @@ def noted_head(ledger: Path) -> Head | None:
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Store the newest head. Write errors are ignored, because the ledger already has the row."""
+    """Store the newest head. Ignore write errors, because the ledger already contains the row."""
     with suppress(Exception), files.replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
 

@@ -35,9 +35,9 @@ class Ledger:
 
     If the ledger is damaged, every method that reads it, except `verify`, raises an error.
 
-    If `create` is true, a missing ledger is created. The caller must be sure that the site never
-    had a ledger, because a new ledger has no charges. If `durable` is true, `charge` returns only
-    after the charge is on disk.
+    If `create` is true, a missing ledger is created. Set `create` only for a site that never had a
+    ledger, because a new ledger lacks all earlier charges. If `durable` is true, `charge` returns
+    only after the charge is on disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool, durable: bool = True) -> None:
@@ -60,13 +60,13 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file, to which every charge has already been written."""
+        """Close the ledger file."""
         self._connection.close()
 
     # --- Answers ----------------------------------------------------------------------------------
 
     def rows(self) -> tuple[LedgerRow, ...]:
-        """Return all releases in order."""
+        """Return all rows, oldest first."""
         with self._transaction("DEFERRED") as connection:
             return self._rows(connection)
 
@@ -88,7 +88,7 @@ class Ledger:
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return all charged events in order, or only those of one job."""
+        """Return the charged events of `job` or, if None, of all jobs, oldest first."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
@@ -103,15 +103,15 @@ class Ledger:
         """Record a release and its cost on disk so that the release may be sent.
 
         Return the ledger's new head, which the caller should write to the site's log. The ledger
-        stores the values of a release with noise, but only a hash of a share or of values without
-        noise. If `charge` raises an exception, the release must not be sent. Recording the same
-        release again has no effect. A release is refused if a later round was answered, if the data
-        has changed within the job, or if a different release is recorded for the round.
+        stores a release's noisy values, but only a hash of a share or of values without noise. If
+        `charge` raises an exception, the release must not be sent. Recording the same release again
+        has no effect. Raise a StateError if the ledger has a later round of the job, if the data
+        has changed within the job, or if the ledger has a different release for the round.
 
-        `terms` is the digest of the settings that must not change within a job. `expected` is the
-        ledger's head when the budget was checked. If another process has made a charge since then,
-        a new release is refused. `last_look` is called just before the commit. If `last_look`
-        raises an exception, nothing is charged.
+        `terms` is a digest of the settings that must not change within a job. `expected` is the
+        ledger's head at the time of the budget check. If another process has made a charge since
+        that check, a new release is refused. `last_look` is called just before the commit. If
+        `last_look` raises an exception, nothing is charged.
         """
         self._check_own()
         payload = pack(release.arrays)
@@ -142,9 +142,9 @@ class Ledger:
     # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Return all problems found in the ledger file, its hashes, released bytes and heads.
+        """Check the file, hashes, released bytes and heads of the ledger, and return all problems.
 
-        `noted` is an earlier head, whose row must still exist unchanged. If `noted` is None, the
+        `noted` is an earlier head, with which the ledger must agree. If `noted` is None, the
         removal of the newest rows may go undetected. The returned texts contain no released values.
         """
         problems: list[str] = []
@@ -202,7 +202,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether a release is recorded, or raise an error if it contradicts a row."""
+        """Return whether a release is recorded, or raise an error if the release is not allowed."""
         # Within a job, round numbers always increase.
         last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
@@ -240,7 +240,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Run one transaction. An EXCLUSIVE transaction first waits for all readers to finish."""
+        """Run an SQLite transaction. The kind "EXCLUSIVE" first waits for all readers to finish."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -264,7 +264,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if a row's released bytes have changed or are wrongly missing."""
+    """Yield a problem if a row's released bytes have changed, or are missing but required."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -285,7 +285,7 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
 def back_up(folder: Path, target: Path) -> Head:
     """Copy the ledger from a site's folder to `target`, and check the copy.
 
-    Return the copy's head. Keep the head elsewhere, to detect later changes to the copy.
+    Return the copy's head. Store the head elsewhere, to detect later changes to the copy.
     """
     path = target / LEDGER
     with Ledger(folder, create=False) as ledger, translated(path):

@@ -1,8 +1,8 @@
-"""Forecast the outcome of a run in patient mode, and the resources needed, from public facts.
+"""Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
-The forecast is the chance that a run finds real phenotypes. Phenotypes are real if models of the
-data score better than all models of shuffled data (docs/results.md). The chance depends only on the
-*strength*, which is `Outlook.signal` times the square root of the rank.
+The outcome is forecast as the chance that a run finds real phenotypes. A model's phenotypes count
+as real if the model beats every model of shuffled patients (docs/results.md). The chance depends
+only on the *strength*, which is `Outlook.signal` times the square root of the rank.
 """
 
 import math
@@ -40,7 +40,7 @@ _SENT_BITS, _MASKED_BITS = 12, 32
 
 
 class Facts(NamedTuple):
-    """A run's public facts. Unknown numbers are 0. `sizes` is the number of kept codes per mode."""
+    """A run's public facts. Unknown numbers are 0. `sizes` counts each mode's selected codes."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -55,20 +55,20 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Noise variance of each value in the sum over all sites, in units of sigma**2."""
+        """Variance of the noise in each sum over all sites, divided by sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
     def start_signal(self, rho: float) -> float:
-        """Return the signal of a starting release with zCDP cost `rho` (see `Outlook.signal`)."""
+        """Return `Outlook.signal` for a starting release with zCDP cost `rho`."""
         noise = math.sqrt(2 * sum(self.sizes) * self.noises)
         return self.patients / self.rank / noise * math.sqrt(2 * rho)
 
     def signal(self, rho: float) -> float:
-        """Return the signal of a refinement with zCDP cost `rho`, or 0 if the signal is unknown.
+        """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
 
-        The signal is the number of patients per phenotype, divided by the norm of one phenotype's
-        noise in the largest mode. This noise is that of all sites, for contributions of norm 1.
+        The ratio is the number of patients per phenotype, divided by the norm of the noise that all
+        sites add to one phenotype in the largest mode. The sensitivity is taken to be 1.
         """
         if not self.known:
             return 0.0
@@ -77,10 +77,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity whose change alone could improve the forecast.
+    """A quantity that could be changed to improve the forecast.
 
-    `good` is the value at which the verdict becomes good, or 0 if there is none. `chance` is the
-    forecast after the quantity is doubled (`rank` and `codes`: halved).
+    `good` is the value at which the verdict becomes good, or 0 if no value suffices. `chance` is
+    the forecast for twice the current value, or for half the current value of `rank` or `codes`.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -89,7 +89,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text, rounded up for all quantities except the rank and the number of codes."""
+        """`good` as text, rounded up to two digits (`rank` and `codes` are not rounded)."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -101,10 +101,10 @@ class Outlook(NamedTuple):
     """The forecast for a plan, based only on public facts. Unknown numbers are NaN.
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
-    the ratio of patients per phenotype to noise in the starting release. For I patients, R
-    phenotypes, n codes, T sites and noise level sigma, `signal` is ``(I / R) / (sigma sqrt(2 n
-    T))``. The denominator is the largest eigenvalue of the noise matrix. `chance` is the
-    probability that the run finds real phenotypes. The most helpful `levers` come first.
+    the starting release's signal-to-noise ratio. For I patients, R phenotypes, n codes, T sites and
+    noise level sigma, `signal` is ``(I / R) / (sigma sqrt(2 n T))``. The denominator approximates
+    the largest eigenvalue of a co-occurrence matrix of pure noise. `chance` is the probability that
+    the run finds real phenotypes. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -117,8 +117,8 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` covers the largest release, but not the patients' data. `server` covers the start, and
-    is 0 if the number of sites is unknown. If there are many codes, `codes` proposes to keep fewer.
+    `memory` excludes the patients' data. `server` covers the starting release, and is 0 if the
+    number of sites is unknown. If a run has many codes, `codes` proposes a smaller selection.
     """
 
     memory: int
@@ -151,7 +151,7 @@ def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: flo
 
 
 def delta_warning(delta: float, patients: int, sites: int) -> str:
-    """Return a warning if delta exceeds 1 / (10 N) for N patients per site (mean), or else ""."""
+    """Return a warning if delta > 1 / (10 N), else "". Sites have N patients on average."""
     each = patients // max(sites, 1)
     if 10 * delta * each <= 1:
         return ""
@@ -184,8 +184,8 @@ def _levers(
 ) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    Strength is proportional to mu and the number of patients, and inversely proportional to the
-    square roots of the rank and the number of codes. In secure sums, extra sites add little noise.
+    The strength is proportional to mu and to the number of patients, and inversely proportional to
+    the square roots of the rank and of the number of codes.
     """
     lacking = GOOD_STRENGTH / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
@@ -208,7 +208,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a `codes` setting for up to `most` codes in total. Small modes keep all codes."""
+    """Return a `codes` setting for up to `most` codes in total. Small modes keep every code."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))
@@ -242,7 +242,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Describe the change to the lever's quantity that makes the verdict good, or return ""."""
+    """Describe the change that makes the verdict good, or return "" if there is none."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

@@ -1,13 +1,13 @@
-"""Compute each patient's contribution to the co-occurrences of codes, from which a run starts.
+"""Compute each patient's contribution to the co-occurrence sums from which a run starts.
 
 A contribution has one block for each mode and for each pair of modes. X is the patient's slice of
 the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n) is the off-diagonal part of
-X_(n) X_(n)^T. This block shows which codes of mode n occur with the same codes of the other modes.
-Block (m, n) is X summed over all modes except m and n. Each block is scaled to norm 1, and blocks
-for two different modes are multiplied by `CROSS`. Then all blocks together are scaled to norm 1.
+X_(n) X_(n)^T, and shows which codes of mode n occur with the same codes of all other modes. Block
+(m, n) is X summed over all modes except m and n. First, each block is scaled to norm 1. Blocks for
+two different modes are then multiplied by `CROSS`. Finally, the contribution is scaled to norm 1.
 
-Each patient's contribution is computed independently of all other patients. Cells are sorted, so
-floating-point sums do not depend on the order of the data.
+A contribution depends only on the patient's own cells. The cells are sorted first, so their order
+in the data does not change floating-point sums.
 """
 
 import math
@@ -27,9 +27,9 @@ def add_pairs(
 ) -> None:
     """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
 
-    `starts` holds the index of each patient's first cell, and `offsets` that of each mode's first
-    code. Both lists end with the index after the last cell or code. `total` is the strict upper
-    triangle of a matrix with a row and a column per code, row by row.
+    `starts` holds the index of each patient's first cell, and `offsets` holds the index of each
+    mode's first code. Both arrays end with the index after the last cell or code. `total` holds,
+    row by row, the strict upper triangle of a matrix with one row and one column per code.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
@@ -49,11 +49,11 @@ def add_pairs(
 
 @compiled()
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
-    """Assign consecutive numbers to one patient's distinct codes, mode by mode, in ascending order.
+    """Number one patient's distinct codes from 0, mode by mode and in ascending order.
 
-    Return three arrays. The first lists the distinct codes, as positions among the codes of all
-    modes. The second holds the first number assigned in each mode, and ends with the number of
-    codes. The third, of shape (cells, modes), lists the numbers of each cell's codes.
+    Return three arrays. The first holds each distinct code as `offsets[mode]` plus its index in the
+    mode. The second holds the lowest number in each mode, followed by the number of distinct codes.
+    The third, of shape (cells, modes), holds the number of each cell's code in each mode.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
@@ -69,7 +69,7 @@ def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array
 
 @compiled()
 def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
-    """For each pair of modes, add the counts, summed over all other modes, to `pairs`."""
+    """For each pair of modes, add the cells' counts, summed over all other modes, to `pairs`."""
     cells, modes = places.shape
     for cell in range(cells):
         for mode in range(modes):
@@ -100,7 +100,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 @compiled()
 def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
-    """For any two cells in a column of the unfolding, add the product of counts to `pairs`."""
+    """For any two cells in a column of an unfolding, add the product of their counts to `pairs`."""
     cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1
@@ -136,7 +136,7 @@ def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
     Values are divided by the largest value, so a square that underflows is negligible. Squares are
-    summed row by row, so rounding errors grow with the number of codes, not of pairs.
+    summed row by row, to limit the growth of rounding errors.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

@@ -3,10 +3,10 @@
 A plan is computed from public facts before any patient's data is read. The server and the sites
 compute the same plan from the same settings.
 
-The budget is planned in Gaussian DP. First, epsilon and delta are reduced by `DISCRETE_SLACK`. Then
-mu is the largest value that the reduced epsilon and delta allow, and all releases together cost
-``rho = mu^2 / 2``. If epsilon exceeds 500, `DISCRETE_SLACK` is not a proven bound, so zCDP is
-used instead. With either method, `account` returns at most epsilon for the plan's releases.
+The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
+finds the largest mu that the reduced values allow. All releases together then have the zCDP cost
+``rho = mu^2 / 2``. If `DISCRETE_SLACK` is not proven, as for epsilon above 500, `total_rho` uses
+zCDP instead. With either method, `account` returns at most epsilon for the plan's releases.
 
 The constants below were chosen on synthetic and real cohorts (docs/explanation/start.md).
 """
@@ -71,9 +71,9 @@ MOST_VALUES = 2 * 10**8
 class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
-    `start_share` is the start's fraction of the budget that is left after the code counts. Every
-    mode is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. In
-    the server's average over rounds, `memory` is the weight of earlier rounds.
+    `start_share` is the start's fraction of the budget that remains after the code counts. Every
+    mode is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. The
+    server averages refinements over rounds, and earlier rounds have the weight `memory`.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -88,7 +88,7 @@ class PatientPlan:
     sharing: Sharing | None = None
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
-        """Return the settings with all planned values filled in, as the server must send them."""
+        """Return the settings with all planned values filled in, for the server to send."""
         planned: dict[str, Any] = {
             name: getattr(self, name) for name in ("start_share", "refine_rounds", "bound")
         }
@@ -106,7 +106,7 @@ class PatientPlan:
         return next((r for r in self.releases if r.round == round_number), None)
 
     def guarantee(self) -> Guarantee:
-        """Return the whole run's guarantee for each site's patients."""
+        """Return the privacy guarantee that the whole run gives to the patients of every site."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
         events = [release.event(modes, seeded=False) for release in self.releases]
         return account(events, self.delta)
@@ -118,8 +118,8 @@ def plan_patient(
     """Plan a patient-mode run. `sizes` holds each mode's number of codes. `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
-    planned values, which also depend on `sites` and ``settings.patients``. The server sends them to
-    the sites. Each site then computes the same plan from the request's settings and `sizes` alone.
+    planned values, which can depend on `sites` and ``settings.patients``. The server sends the
+    planned values to the sites, so that each site computes the same plan.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -161,7 +161,7 @@ def plan_patient(
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
-    """Refuse releases that are too large for a site, before any large array is allocated."""
+    """Refuse a run with a release that is too large for a site."""
     start, refinement = strict_size(sum(kept)), rank * max(kept) + rank * rank
     sizes = "x".join(map(str, every))
     for what, count, most, advice in (
@@ -191,8 +191,8 @@ def total_rho(epsilon: float, delta: float) -> float:
 class _Split(NamedTuple):
     """The zCDP costs of the releases for the code counts, the start and each refinement.
 
-    `codes` is 0 if codes are not counted. `share` is the start's fraction of the budget that is
-    left after the code counts. Every mode is refined `rounds` times.
+    `codes` is 0 if codes are not counted. `share` is the start's fraction of the budget that
+    remains after the code counts. Every mode is refined `rounds` times.
     """
 
     codes: float
@@ -209,7 +209,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget among the releases, and choose values for settings that are not set."""
+    """Divide a budget among the releases, and choose values for unset settings."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds

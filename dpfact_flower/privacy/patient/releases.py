@@ -1,10 +1,10 @@
-"""Define patient mode's kinds of releases and `PlannedRelease`, and add noise to sums.
+"""Define the kinds of releases in patient mode, and add noise to sums.
 
-To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses releases on the server
-(`server.patient`). All other code looks up a kind by its name.
+To add a kind, extend `KINDS`, the schedule in `plan`, and the code in `server.patient` that uses
+the released values.
 
-`release` adds all of the noise to a sum, and `share` adds one site's part of the noise. Both
-functions take the sensitivity and the noise level from the `BoundedSum` itself
+`release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
+noise. Both functions take the sensitivity and the noise level from the `BoundedSum` itself
 (``docs/explanation/proof.md``).
 """
 
@@ -37,8 +37,8 @@ class PlannedRelease:
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
     of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho` is
-    the zCDP cost, and ``sqrt(2 rho)`` the Gaussian-DP cost. In secure sums, `count` is the number
-    of values per slot, and `sharing` defines how sites share the noise.
+    the zCDP cost, which equals a Gaussian-DP cost of ``sqrt(2 rho)``. `sharing` is None without
+    secure sums. Otherwise, `count` is the number of values per slot (see `Sharing`).
     """
 
     kind: str
@@ -52,7 +52,7 @@ class PlannedRelease:
 
     @property
     def own_sigma(self) -> float:
-        """Standard deviation of the noise that a site adds."""
+        """Standard deviation of the noise that a site adds to each value."""
         return self.sharing.own_sigma(self.sigma) if self.sharing else self.sigma
 
     @property
@@ -63,7 +63,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the request for the masked vectors of `members`, for one attempt at a sum."""
+        """Return the server's request for masked vectors, in one attempt to compute a sum."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
@@ -90,11 +90,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes the number of values in a release. The arguments of `size` are the number of
-    codes in each mode before selection, the number after selection, the mode, and the rank. If
-    `clipped` is true, patients' contributions are clipped to the run's `bound`. Otherwise, a
-    contribution's norm is at most 1. `carries` lists the fields that a request for a release of
-    this kind may contain besides the settings.
+    ``size(every, kept, mode, rank)`` returns the number of values in a release. `every` and `kept`
+    hold the number of codes in each mode, before and after the selection of codes. If `clipped` is
+    true, patients' contributions are clipped to the run's `bound`. Otherwise, a contribution's norm
+    is at most 1. Besides the settings, a request may contain the fields in `carries`.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -141,7 +140,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields that a request may carry. `planned` is None in the last round."""
+    """Return the fields that a request may contain. `planned` is None in the last round."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 
@@ -153,7 +152,7 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The release's event states the cost for adding or removing one patient. Rounding the noisy
+    The release's event gives the privacy cost for one added or removed patient. Rounding the noisy
     integers to multiples of a step (see `step_of`) and to float32 values is post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
@@ -163,13 +162,13 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step of which all released values are multiples, or 0 if the step is unknown."""
+    """Return the step to which the released values were rounded, or 0 if the step is unknown."""
     events = release.events
     return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
 
 def rounded(noisy: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
-    """Convert integers in grid units to the nearest multiples of `_step`. Ties are rounded up."""
+    """Convert noisy integers to values, rounded to multiples of `_step` (ties are rounded up)."""
     fine = SIGMA_BITS - _FINE_BITS
     return ((noisy + (1 << (fine - 1))) >> fine) * np.float64(_step(sigma))
 
@@ -179,10 +178,10 @@ def _step(sigma: float) -> float:
 
 
 def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
-    """Add a site's part of the shared noise, and return the site's share of a secure sum.
+    """Add one site's part of the noise to the site's sum, and return a share of a secure sum.
 
-    The site's sum goes into one slot, and noise goes into all slots. The integers are not rounded,
-    because a sum of rounded values would not be a function of the exact sum. The integers must be
+    The sum goes into one slot, and noise goes into all slots. The integers are not rounded, because
+    rounding before the sites' shares are added would not be post-processing. The integers must be
     masked before they leave the site. `bounded.sigma` must be the noise level of one site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)

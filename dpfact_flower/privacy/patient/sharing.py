@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-In each sum, at least `honest` sites keep their noise secret from the server. A sum consists of one
-or more vectors, called slots. Each site adds its statistic to one slot and noise to all slots, and
-the server learns only each slot's total. The proof is in ``docs/explanation/secure-sums.md``.
+A secure sum consists of one or more vectors, called slots. Each site adds its statistic to one slot
+and noise to all slots, and the server learns only each slot's total. The noise of `honest` sites
+suffices to protect a sum. The proof is in ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -19,7 +19,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """The numbers of sites, colluding sites, sites that may drop out, and slots in secure sums."""
+    """The numbers of sites, of colluding sites, of sites that may drop out, and of slots."""
 
     sites: int
     colluding: int
@@ -28,22 +28,22 @@ class Sharing(NamedTuple):
 
     @property
     def honest(self) -> int:
-        """Smallest number of sites whose noise protects a sum."""
+        """Smallest number of sites that neither collude nor drop out."""
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the noise level per site with which `honest` sites together reach `sigma`."""
+        """Return each site's noise level, so that `honest` sites together reach level `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
-        """Return a job's terms, which every site signs."""
+        """Return the terms of a job's secure sums, which every site signs."""
         if len(names) != self.sites:
             raise MessageError(f"secure sum: {len(names)} names for {self.sites} sites")
         return Terms(job, settings, tuple(names), self.colluding, self.dropouts)
 
     @property
     def claim(self) -> str:
-        """The privacy claim for all sites' releases together, and the claim's condition."""
+        """The privacy claim for secure sums, which names the limit on colluding sites."""
         return (
             "proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"

@@ -1,4 +1,4 @@
-"""Compute patient mode's statistics: sums over patients, whose contributions are bounded.
+"""Compute patient mode's statistics, which are sums of the patients' bounded contributions.
 
 The unit of privacy is one patient, that is, all of that patient's cells in the tensor. Neighbouring
 data sets differ by one patient, who is present in only one of them. Each kind of release has its
@@ -6,9 +6,9 @@ own statistic: `code_counts`, `cooccurrence` or `refinement`.
 
 A contribution depends only on the patient's own cells and on public values (settings and earlier
 releases). A contribution's L2 norm is at most the sensitivity, and truncation toward zero to an
-integer grid cannot increase this norm. Contributions are added exactly, as integers, so each
-patient changes the total by exactly one contribution. Before truncation, contributions are
-multiplied by 1 - 1e-9, which outweighs rounding errors.
+integer grid cannot increase this norm. Integers are added exactly, so adding a patient changes the
+total by exactly that patient's contribution. Before truncation, contributions are multiplied by
+1 - 1e-9, so that rounding errors cannot raise a norm above the sensitivity.
 """
 
 import math
@@ -57,8 +57,8 @@ class BoundedSum:
     """An exact sum over a site's patients, to which noise can be added.
 
     `total`, of shape (count,), is in units of `grid`. `total` has no noise and must not leave the
-    site. `sensitivity` is the largest L2 norm of one patient's contribution, and therefore of the
-    change when a patient is added or removed. `sigma` is the noise's standard deviation.
+    site. `sensitivity` bounds the L2 norm of each patient's contribution, and therefore the effect
+    of adding or removing a patient. `sigma` is the standard deviation of the noise.
     """
 
     total: NDArray[np.int64]
@@ -74,8 +74,8 @@ class BoundedSum:
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Compute a weighted count of the patients with each code.
 
-    A contribution is a vector over the codes of all modes: 1 for the patient's codes, else 0,
-    scaled to norm 1. Adding or removing a patient changes the sum by at most 1 in L2 norm.
+    A contribution has the value 1 for each of the patient's codes and 0 for all others, scaled to
+    norm 1. Adding or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     scale = _units(1.0, sigma)
@@ -86,8 +86,8 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Sum the patients' co-occurrences of all pairs of codes, as defined in the module `pairs`.
 
-    The sum is stored as the strict upper triangle, which omits pairs of a code with itself. Adding
-    or removing a patient changes the sum by at most 1 in L2 norm.
+    The sum is stored as a strict upper triangle, without the diagonal. Adding or removing a patient
+    changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     size = strict_size(int(offsets[-1]))
@@ -111,14 +111,14 @@ def refinement(
     columns of the released factors. The patient's factor a_i >= 0 minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's contribution is
     (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for
-    `mode`, with columns multiplied by the entries of a_i. If the joint norm of M_i and a_i a_i^T
-    exceeds `bound`, both are scaled down by the same factor. The update therefore remains a
-    weighted least-squares problem. The sum contains the rows of sum_i M_i, then the upper triangle
-    of sum_i a_i a_i^T (see `tensor.triangle`). Adding or removing a patient changes the sum by at
-    most `bound` in L2 norm.
+    `mode`, with column r multiplied by a_ir. If the joint norm of M_i and a_i a_i^T exceeds
+    `bound`, both are scaled down by the same factor. The update then remains a weighted
+    least-squares problem. The sum contains the rows of sum_i M_i, followed by the upper triangle of
+    sum_i a_i a_i^T (see `tensor.triangle`). Adding or removing a patient changes the sum by at most
+    `bound` in L2 norm.
 
     `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
-    infinite ridge excludes its phenotype. The plan limits the size of the sum to `MOST_REFINED`.
+    infinite ridge excludes a phenotype from the fit. The sum has at most `MOST_REFINED` values.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -147,7 +147,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return the grid units per unit of value, times `_SAFETY`. Refuse sums that could overflow."""
+    """Return the scale that converts values to grid units. Refuse sums that could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -155,7 +155,7 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Return the number of threads for a sum, which must not depend on patients' data."""
+    """Return the number of threads for a sum. This number must not depend on patients' data."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
@@ -164,9 +164,9 @@ def _summed(
 ) -> NDArray[np.int64]:
     """Sum the contributions of groups of patients in several threads, with one total per thread.
 
-    Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds the contributions of one group of patients to
-    `total`. `starts` lists the indices of the patients' first cells, and ends after the last cell.
+    Integers are added exactly, so the number of threads does not affect the result.
+    ``add_up(starts, *arguments, total)`` adds one group's contributions to `total`. `starts` holds
+    the index of each patient's first cell, and ends with the index after the last cell.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
@@ -206,7 +206,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """Fit one patient's factor `a` by coordinate descent from 0. Store gram @ a in `pull`."""
+    """Fit one patient's factor `a` by coordinate descent from a = 0. Store gram @ a in `pull`."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0
@@ -236,8 +236,8 @@ def _products(
 ) -> int:  # fmt: skip
     """Compute one patient's MTTKRP for `mode`. Return how many codes of that mode the patient has.
 
-    Fill `rows`, `product` and `score` (the inner products of the patient's slice with the
-    phenotypes). All entries of `slot` are -1 before and after the call.
+    Store the codes in `rows`, the MTTKRP in `product`, and the inner product of the patient's slice
+    with each phenotype in `score`. All entries of `slot` are -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -265,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply columns of `product` by the non-zeros of `a`. Return the joint norm with a a^T."""
+    """Scale column r of `product` by a[r]. Return the joint norm of `product` and a a^T."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros

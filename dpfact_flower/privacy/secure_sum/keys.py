@@ -1,8 +1,8 @@
-"""Define the members of secure sums, their signed keys, and the server's messages to members.
+"""Define the terms of secure sums, the sites' signed keys, and the server's requests to sites.
 
 Hospitals exchange their long-term public keys (Ed25519, RFC 8032) without involving the server. For
 each job, a site makes a fresh key (X25519, RFC 7748) and signs this key together with the job's
-terms. The server cannot impersonate a site, because it does not have the site's private key.
+terms. The server cannot impersonate a site, because only the site has its private key.
 """
 
 import base64
@@ -64,7 +64,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of `_VERSION` and the parts, each preceded by its length."""
+    """Return the SHA-256 of `_VERSION` and all parts, each preceded by its length."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -75,7 +75,7 @@ def hashed(*parts: str | bytes | int) -> bytes:
 
 @dataclass(frozen=True)
 class Terms:
-    """The public terms of all secure sums in a job, which are the same for every site.
+    """The public conditions of all secure sums in a job, which are the same for every site.
 
     `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
     sorted names of all sites. At most `colluding` sites collude with the server, and at most
@@ -92,7 +92,7 @@ class Terms:
     def threshold(self) -> int:
         """Number of sites needed to unmask a sum: all colluding sites and over half of the others.
 
-        Each honest site helps to unmask only one attempt, so at most one attempt can be unmasked.
+        Honest sites help to unmask only one attempt, so two attempts cannot both reach this number.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 
@@ -118,14 +118,14 @@ class Member:
 
 
 def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519PrivateKey) -> Member:
-    """Return a site's entry for the list of members, with its key and signature."""
+    """Sign a site's public key for a job, and return the site's entry for the list of members."""
     return Member(site, key, signing_key.sign(_statement(terms, site, key)))
 
 
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list with an unknown site, a key not signed by its owner, or too few sites."""
+    """Refuse a list with an unknown site, too few sites, or a key that its owner did not sign."""
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(
@@ -164,11 +164,11 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """The server's request for all members' masked vectors, for one attempt to compute a sum.
+    """The server's request for all members' masked vectors, in one attempt to compute a sum.
 
-    `request` is a digest of the round's request, and masks cancel only among sites with the same
-    digest. If a site is lost before it sends its vector, the server makes a new `attempt`. `width`
-    is the number of bytes sent per masked word (`masks.width_of`). `members` is sorted by name.
+    `request` is the digest of the round's request. Masks cancel only if all sites use the same
+    digest. If a site drops out before sending its vector, the server makes a new `attempt`. `width`
+    is the number of bytes sent per masked word. `members` is sorted by name.
     """
 
     round: int

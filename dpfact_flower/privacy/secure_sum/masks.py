@@ -1,8 +1,8 @@
 """Mask 64-bit words by adding keystreams modulo 2**64, derive keys, and split seeds into shares.
 
-Only 8 * width bits of each masked word, from bit `LOW` on, are sent. Dropping the other bits of a
-*masked* word is post-processing, which costs no privacy. Rounding a vector before masking would not
-be post-processing, because a sum of rounded vectors is not a function of the exact sum.
+Sites send only `width` bytes of each masked word, starting at bit `LOW`. Dropping the other bits of
+a *masked* word is post-processing, which costs no privacy. Rounding a vector before masking would
+not be post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -40,7 +40,7 @@ def width_of(patients: int | None, ratio: float) -> int:
     """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
     `ratio` is a patient's largest contribution in standard deviations of one site's noise. In this
-    unit, the sent bits can hold sums up to 16 * (patients * ratio + 64), with 64 for the noise.
+    unit, the bytes can hold sums up to 16 * (patients * ratio + 64), where 64 allows for noise.
     """
     if patients is None:
         return MOST_WIDTH
@@ -59,13 +59,13 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    `purpose` includes the sites' names, so that keys differ even if a site copies another's key.
+    `purpose` includes the sites' names, so that keys differ even if a site copies a peer's key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add one list of keystreams to the words and subtract another, in place."""
+    """Add the keystreams of the keys `added` to `words`, and subtract those of `subtracted`."""
     plus, minus = [[_keystream(key) for key in keys] for keys in (added, subtracted)]
     zeros = memoryview(bytes(8 * _BLOCK))
     buffer = bytearray(8 * _BLOCK)
@@ -81,7 +81,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Extract the bits of each word that are sent, and pack these bits into bytes."""
+    """Return only the bytes of each word that are sent."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -97,7 +97,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Convert the words to signed integers modulo 2**(LOW + 8 width)."""
+    """Interpret the lowest LOW + 8 * width bits of each word as a signed integer."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
@@ -113,7 +113,7 @@ def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
 
 
 def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Return a random polynomial's values at the points 1 to `places`. The value at 0 is the seed.
+    """Split a seed into shares: values at 1 to `places` of a random polynomial with the seed at 0.
 
     Any `threshold` shares determine the seed, and fewer shares reveal nothing about the seed.
     """
@@ -129,7 +129,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    `shares` maps points to shares. Shares are not authenticated: a false one gives a wrong seed.
+    `shares` maps points to shares. A wrong share is not detected, and makes the seed wrong.
     """
     seed = 0
     for place, share in shares.items():

@@ -34,9 +34,9 @@ def summed(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors. Unsent low bits are replaced by their expected value.
 
-    For each member, the missing bits add a uniform error with a range of 2**16, whose variance
-    is about a millionth of the noise variance. `answers` must hold every member's answer to
-    `question`, and `unopened` must return an empty list. `openings` is unused if `dropouts` is 0.
+    For each member, this replacement adds an error whose variance is about a millionth of the noise
+    variance. `answers` must hold every member's answer to `question`, and `unopened` must return an
+    empty list. `openings` is unused if `dropouts` is 0.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
@@ -50,7 +50,7 @@ def summed(
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Return the received shares of a site's seed, keyed by the sender's position in the sum."""
+    """Return the received shares of a site's seed, keyed by the sender's place in `question`."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

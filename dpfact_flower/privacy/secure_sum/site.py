@@ -1,19 +1,19 @@
-"""Compute a site's next state and messages in a secure sum from the site's stored state.
+"""Compute a site's messages in a secure sum, and the state that the site must store.
 
 Before a site sends a message, the `JobSecrets` and `RoundState` on which the message depends must
 be on the site's disk. The functions in this module enforce three rules:
 
 - The site draws only one noisy vector per round.
 - If the server repeats a `Question`, the site repeats the reply. If the members change, the server
-  must make a new attempt. The site refuses a changed request or key.
-- In each round, the site helps to unmask the sum of only one attempt, the last that it answered.
-  After helping, the site answers no further attempts in the round.
+  must make a new attempt. Within a round, the request and the site's key must not change.
+- In each round, the site helps to unmask only the latest attempt that the site answered. After
+  helping, the site answers no further attempts in the round.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
 site. The difference between the two sums is that site's vector, protected only by that site's part
-of the noise. For the same reason, each site also adds a mask of its own and splits the mask's seed
-among the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has only one attempt, so
-these additional masks are not used.
+of the noise. To rule out a second sum, each site also adds a mask of its own and splits the mask's
+seed among the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has only one attempt,
+so these additional masks are not used.
 """
 
 import os
@@ -51,7 +51,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """A site's message for unmasking a sum: its own seed, and its shares of other sites' seeds."""
+    """A site's message for unmasking a sum: the site's seed and shares of other sites' seeds."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -65,10 +65,10 @@ class Opening:
 class RoundState:
     """A site's state in a round: the last question answered, and the values used in the answer.
 
-    `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds, for each
-    other member, an encrypted share of the seed, which only that member can decrypt. If `opening`
-    is set, the round is over. `noisy` is the site's vector plus the site's part of the noise. This
-    array must not leave the site without masks, and is stored apart from the other fields.
+    `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds one share
+    of the seed for each other member, encrypted for that member. If `opening` is set, the site
+    answers no further attempts. `noisy` is the site's vector plus the site's part of the noise.
+    This array must not leave the site without masks, and `to_json` omits it.
     """
 
     __pydantic_config__ = _KEPT
@@ -123,7 +123,7 @@ class Masked:
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
 ) -> RoundState | None:
-    """Check that a question may be answered, without reading patients' data.
+    """Check, without reading patients' data, that the site may answer a question.
 
     Return `state` if the question belongs to the same round, or None if a new round begins.
     """
@@ -231,5 +231,5 @@ def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
 
 
 def _sealing(secret: bytes, context: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
-    """Return the cipher that encrypts one share from one site to another (RFC 8439)."""
+    """Return the cipher (RFC 8439) for one share that `sender` sends to `receiver`."""
     return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))

@@ -1,16 +1,16 @@
 """Explicit vector instructions, for kernels that cannot rely on auto-vectorisation.
 
-LLVM cannot rule out that arrays overlap, so by default LLVM keeps sums in memory. LLVM also uses
-only half the width of an AVX-512 register. This module therefore adds the type `Vector` to numba. A
-vector is a group of registers that holds a row of a factor matrix or a slice of such a row.
-Operations on vectors emit LLVM's vector instructions, which LLVM translates for the processor.
+LLVM cannot rule out that arrays overlap, so by default LLVM keeps no sums in registers. LLVM also
+uses only half the width of an AVX-512 register. This module therefore adds the type `Vector` to
+numba. A vector is a group of registers that holds a row of a factor matrix or a slice of such a
+row. Operations on vectors emit LLVM's vector instructions, which LLVM translates for the processor.
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles a separate kernel, with unrolled loops, for each number of registers. A
 memory location is given by a `pointer` and an offset, counted in values. Bounds are not checked.
 Kernels pass pointers instead of arrays to avoid numba's reference counting at each call. A pointer
-does not keep its array alive, so take pointers only to arrays that the kernel's caller holds.
-Operations broadcast a number to all values of a vector.
+does not keep its array alive, so take pointers only to arrays that the kernel's caller keeps alive.
+An operand that is a number is broadcast to all values of a vector.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ def read(_: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def zeros(_: Any, registers: Any, start: Any) -> Any:
-    """Return a vector of zeros with the type of the pointer's values."""
+    """Return a vector of zeros of the type to which `start` points."""
 
     def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
@@ -157,7 +157,7 @@ def total(_: Any, x: Any) -> Any:
 
 @_operation
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
-    """Return `sums` plus the products of the vector `x` with consecutive numbers in memory.
+    """Multiply the vector `x` by consecutive numbers in memory. Return `sums` plus the products.
 
     `sums` holds one vector per number, so the size of `sums` determines how many numbers are read.
     """
@@ -203,7 +203,7 @@ def _fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def _places(builder: Any, kind: Any, start: Any, offset: Any) -> list[Any]:
-    """Return pointers to all registers of a vector in memory."""
+    """Return a pointer to each register-sized part of a vector in memory."""
     first = builder.bitcast(builder.gep(start, [offset]), kind.element.as_pointer())
     return [builder.gep(first, [ir.Constant(_INT32, number)]) for number in range(kind.count)]
 

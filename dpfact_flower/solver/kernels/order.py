@@ -1,7 +1,7 @@
-"""Choose the cells that a pass of `psgd` visits: all entries, shuffled, and some zero cells.
+"""Choose the cells that `psgd` visits: all non-zero cells (entries) and a sample of zero cells.
 
-In a sparse tensor, uniform draws rarely hit the cells where the model is large, so each draw needs
-a large weight. A step size that is safe for this weight is too small for all other visits. Most
+A sparse tensor has far more zero cells than a pass can draw, so each uniform draw would need a
+large weight. A step size that is safe for this weight is too small for the visits to entries. Most
 zero cells are therefore drawn in proportion to the model's values at the beginning of the pass. A
 draw first selects a phenotype in proportion to the phenotype's sum over all cells. Within each
 mode, the draw then selects a row in proportion to the row's value in that phenotype.
@@ -60,8 +60,9 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    `model` holds the stacked factors for drawing zero cells. A visit consists of row numbers in the
-    stack and a count: an entry's value, a zero cell's negated weight, or 0 if a draw hit an entry.
+    Zero cells are drawn with probabilities computed from the stacked factors `model`. A visit
+    consists of row numbers in the stack and a count. The count is an entry's value, a zero cell's
+    negated weight, or 0 if a draw hit an entry.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -138,7 +139,7 @@ class _ZeroCells:
         return rng.multinomial(self.number, share / share.sum())
 
     def terms(self, block: int) -> tuple[float, Array, Array, Array]:
-        """Return the block's probabilities: the last four arguments of `_draw_zero_cells`."""
+        """Return the last four arguments of `_draw_zero_cells` for a block."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -162,7 +163,7 @@ def _table(sizes: Array) -> Array:
     A draw picks a position uniformly. The draw keeps this position with a probability called its
     threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
     columns), and the result has shape (columns, positions, 2). The last axis holds the threshold,
-    scaled to an integer, and the alternative. If a column is all 0, every position is kept.
+    scaled to an integer, and the alternative. If a column is all 0, draws are uniform.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -200,11 +201,10 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Draw zero cells (count -1) at random positions. Return the next `number` for `random_number`.
+    """Write zero cells (count -1) to random positions of `rows`. Return the next unused `number`.
 
-    The positions without a zero cell are written to `places` in ascending order. The last four
-    arguments come from `_ZeroCells.terms`: the probability of a uniform draw, and the tables for
-    all other draws.
+    Write all other positions, which are for entries, to `places`. `_ZeroCells.terms` returns the
+    last four arguments: the probability of a uniform draw, and tables for all other draws.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -261,7 +261,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw one of positions low..high-1 from row r of a table, given a random `share` in [0, 1)."""
+    """Draw a position in [low, high) from row r of a table, using a random `share` in [0, 1)."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

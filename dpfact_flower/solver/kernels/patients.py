@@ -3,9 +3,9 @@
 If the l2,1 weight is 0, each patient's row of A depends only on the patient's own entries and the
 feature factors. All work on a block of patients is therefore done while the block is in the cache.
 This work consists of the MTTKRP, sweeps over the columns, and the block's contributions to A's Gram
-matrix and to the next mode's MTTKRP. The next mode's MTTKRP reuses the sums over the last mode from
-A's MTTKRP. A positive l2,1 weight couples patients because it shrinks whole columns, so in this
-case `exact` uses `update_patients` instead of this module.
+matrix and to the next mode's MTTKRP. The sums over the last mode, computed for A's MTTKRP, are
+reused for the next mode's MTTKRP. A positive l2,1 weight couples patients because it shrinks whole
+columns, so in this case `exact` uses `update_patients` instead of this module.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns are computed together, in registers.
@@ -106,7 +106,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update several blocks' rows, add terms to `out` and `gram`, and return the old <X, M>."""
+    """Update A, `out` and `gram` for some blocks. Return the blocks' <X, M> before the update."""
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):
@@ -133,7 +133,7 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Copy a block of A to `rows`, compute its MTTKRP `product`, and return <rows, product>."""
+    """Copy a block of A to `rows`, write its MTTKRP to `product`, and return <rows, product>."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     fibres, factors, kept = pointer(patients), pointer(stack), pointer(sums)
@@ -197,7 +197,7 @@ def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Copy a block's new rows to A. Add their contribution to `out`, the MTTKRP of mode 1."""
+    """Copy a block's new rows to A. Add the rows' contribution to `out`, mode 1's MTTKRP."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
     factors, kept, results = pointer(stack), pointer(sums), pointer(out)
@@ -222,7 +222,7 @@ def _scatter(
 def _add_gram(
     registers: Registers, outers: Registers, rank: int, rows: Array, count: int, gram: Array
 ) -> None:
-    """Add the Gram matrix of `count` rows to `gram`, where each slice of columns is contiguous."""
+    """Add the Gram matrix of `count` rows to `gram`, which is stored slice by slice."""
     width, size = rows.shape[1], WIDTH * len(registers)
     at, found = pointer(rows), pointer(gram)
     for column in range(0, width, size):

@@ -48,10 +48,10 @@ class Step:
     """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
     `gamma` is the elastic weight. Visits to entries also pull feature rows towards the anchors, but
-    visits to zero cells do not. `clip` limits the 2-norm of a row's step, without the elastic pull,
-    to eta * clip. If `clip` is 0, there is no limit. `floor` is the smallest value allowed in a
-    factor: 0 or minus infinity. For patients' rows, eta is multiplied by `patients`, and the limit
-    eta * clip by the square root of `patients`.
+    visits to zero cells do not. `clip` limits the 2-norm of a row's gradient step to eta * clip,
+    but does not limit the elastic pull. If `clip` is 0, there is no limit. `floor` is the smallest
+    value allowed in a factor: 0 or minus infinity. For patients' rows, the step size is eta *
+    patients and the limit is eta * clip * sqrt(patients).
     """
 
     eta: float
@@ -63,12 +63,12 @@ class Step:
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """Take one stochastic gradient step per visit: the paper's equations (ai) and (bj).
+    """Take one stochastic gradient step per visit, as in the paper's equations (ai) and (bj).
 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
-    factors, and `anchors` from the global feature factors. Row q of `anchors` corresponds to the
-    q-th row of `stack` after the patients' rows. `rows` holds row numbers in `stack`. `counts`
-    holds each entry's count and each sampled zero cell's negated weight. 0 means no step.
+    factors, and `anchors` from the global feature factors. Row q of `anchors` corresponds to row n
+    + q of `stack` for n patients. `rows` holds row numbers in `stack`. `counts` holds each entry's
+    count and each sampled zero cell's negated weight. A count of 0 means no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -84,7 +84,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 def squares(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Sum (x - m)^2, x m and m^2 in float64, over all entries x and float32 model values m."""
+    """Return float64 sums of (x - m)^2, x m and m^2 over entries x and float32 model values m."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
 
@@ -118,7 +118,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Take the same steps as `any_number` for three modes, with row products in registers."""
+        """Take the same steps as `any_number` for three modes, without storing row products."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -191,7 +191,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened to move a row by at most `longest` unless `longest` is 0."""
+    """Reduce `step` so that a row moves by at most `longest`. If `longest` is 0, keep `step`."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
