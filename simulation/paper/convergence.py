@@ -104,16 +104,16 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "As in the paper, RMSE covers all cells, including zeros. Federated systems have one model "
-        "per site, and therefore more parameters than centralised systems. *RMSE "
-        "shared* is the RMSE of the shared factors, with patients' loadings refitted. A system has "
+        "As in the paper, RMSE covers all cells. Federated systems have one model per site, and "
+        "therefore more parameters than centralised systems. *RMSE shared* is the RMSE of the "
+        "shared factors, with patients' loadings refitted. A system has "
         f"converged once its RMSE has fallen by {100 * (1 - _NEAR):g} % of its total decrease.",
         _figure(found),
         [
             Table("convergence", rows, _DIGITS, "error, fit, rounds and seconds of every system"),
             Table(
                 "convergence_paired", pairs,
-                about="differences as a share of the rival's RMSE (below zero, DPFact is better)",
+                about="RMSE differences divided by the rival's RMSE (below zero, DPFact is better)",
             ),
         ],
         [_verdict(rows, pairs)],
@@ -130,9 +130,9 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "A cell's first number is the fit of the sites' own models: 1 if the models reproduce the "
+        "An entry's first number is the fit of the sites' own models: 1 if models reproduce the "
         "data exactly, below 0 if predicting zero everywhere is better. The second number is the "
-        "factor match with planted phenotypes. Each data set has the paper's epsilon (1.2 to 1.9).",
+        "factor match with planted phenotypes. All epsilons are the paper's (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [

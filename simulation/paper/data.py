@@ -9,11 +9,11 @@ from simulation.paper.report import Section, Table
 from simulation.paper.systems import DESCRIPTION
 
 _CHOSEN = (
-    "The settings of P-SGD, the paper's noise and TRIP, and the l2,1 weight, were tuned on the "
+    "The l2,1 weight and the settings of P-SGD, TRIP and the paper's noise were tuned on the "
     f"synthetic EHR generated with seed {SEARCHED_SEED}. The tables use synthetic data generated "
-    f"with seed {REPORTED_SEED}, and open data. Open data influenced two defaults of the package: "
-    "[scaling each patient's cells to norm 1](explanation/algorithm.md), and [dividing patient "
-    "mode's budget among its releases](explanation/start.md)."
+    f"with seed {REPORTED_SEED}, and open data. Two defaults of the package were chosen partly on "
+    "open data: [scaling each patient's cells to norm 1](explanation/algorithm.md), and [dividing "
+    "patient mode's budget among its releases](explanation/start.md)."
 )
 
 
@@ -31,8 +31,8 @@ def section(plan: Plan, results: Results) -> Section:
     table = Table(
         "data",
         rows,
-        about="each data set's size, sites, codes, deaths and rank, and which of the paper's data "
-        "sets it stands for",
+        about="each data set's size, sites, codes, deaths and rank, and the paper's data set that "
+        "it stands for",
     )
     return Section("The data", _CHOSEN, [], [table], [])
 

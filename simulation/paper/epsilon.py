@@ -66,12 +66,12 @@ def section(plan: Plan, results: Results) -> Section:
             rows += _rows(plan, data, results)
     return Section(
         "Privacy: factor match against epsilon",
-        "The factor match score (FMS) compares shared factors. *FMS with itself*, the paper's "
-        "measure, compares a system with its noiseless run from the same starting point. *FMS with "
-        f"a fit* is the mean FMS against {len(_REFERENCES)} noiseless fits from other starting "
-        "points. The ceiling is the mean FMS between these fits. The null is the *FMS with a fit* "
-        "of models of shuffled patients. A high *FMS with itself* proves nothing: a fit that never "
-        "leaves its starting point has one too.",
+        "The factor match score (FMS) compares two models' shared factors. *FMS with itself*, the "
+        "paper's measure, compares a system with its noiseless run from the same starting point. "
+        f"*FMS with a fit* is the mean FMS against {len(_REFERENCES)} noiseless fits from other "
+        "starting points. The ceiling is the mean FMS between these fits. The null is the *FMS "
+        "with a fit* of models fitted to shuffled patients. A high *FMS with itself* proves "
+        "nothing: even a fit that never leaves its starting point scores high.",
         _figures(data_sets, rows),
         [
             Table(

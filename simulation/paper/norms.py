@@ -37,7 +37,7 @@ def section(plan: Plan, results: Results) -> Section:
         "Column norms against mu",
         "`relative-l21` is the l2,1 weight `mu` divided by the root mean square of the column "
         "norms of a site's patient factor. The l2,1 penalty applies in the last "
-        f"{_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if its column of the "
+        f"{_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if its column in the "
         "site's patient factor is zero.",
         [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
         if found else [],

@@ -12,14 +12,14 @@ from simulation.paper.systems import SYSTEMS, described
 from simulation.paper.verdicts import RULE, Verdict
 
 COMMANDS = """\
-For the full MIMIC-III or all of SynPUF, make a cohort first:
+These commands repeat the evaluation on the full MIMIC-III and on all of SynPUF:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
     dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
-These commands were tested only on demo data."""
+The commands were tested only on demo data."""
 """Commands for readers with access to the restricted data."""
 
 _COMPARED = """\
@@ -32,8 +32,7 @@ data.
 - **DPFact (P-SGD)** is the paper's method, without noise (*w/o DP*) or with *the paper's noise*.
   The paper claims an epsilon per entry of the tensor, but its proof does not hold.
 - **DPFact (exact)** minimises the same objective with this package's solver, without noise.
-- **DPFact, patient mode (ours)** has an epsilon that is [proven](explanation/proof.md) for each
-  patient."""
+- **DPFact, patient mode (ours)** has a [proven](explanation/proof.md) epsilon for each patient."""
 """Introduction of the systems."""
 _HEADLINED = (
     SYSTEMS["paper"].title, SYSTEMS["paper-small"].title, SYSTEMS["patient"].title,
@@ -141,7 +140,7 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
         f"`{made}` wrote this page and its CSV files from {state.finished} fits "
         f"({state.seconds / 60:.0f} minutes on one core; hash of the code: {state.code}). "
         f"{_link('settings', files)} lists every system's settings. Delta is {DELTA:g}, as in the "
-        "paper. The noise is seeded, so that runs can be repeated, and protects no patient.", "",
+        "paper. The noise is seeded to make runs repeatable, so it protects no patient.", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]

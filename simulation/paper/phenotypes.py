@@ -60,7 +60,8 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
             Table(
                 f"phenotypes_{name}_{data.distinct}",
                 _leading(tables["sites"][data.distinct], by="coefficient"), _DIGITS,
-                f"phenotypes of {data.distinct}'s own factors, by the size of the coefficient",
+                f"the phenotypes of {data.distinct}'s own factors with the largest absolute "
+                "coefficients",
             )
         )  # fmt: skip
     return [*made, _beside(data, found, data.distinct or max(tables["sites"]), name)]
@@ -114,9 +115,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"counterparts, in each model, of the phenotype most specific to {site} "
-        f"({100 * weight[column]:.0f} % of its squared patient loadings are there), with cosines "
-        "to the model w/o DP",
+        f"the phenotype most specific to {site} (where {100 * weight[column]:.0f} % of its "
+        "squared patient loadings lie), and the matching phenotypes of other models, with cosines",
     )  # fmt: skip
 
 

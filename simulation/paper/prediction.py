@@ -74,8 +74,8 @@ def section(plan: Plan, results: Results) -> Section:
         "Logistic regression is fitted to the phenotype memberships (rows of the patient factor) "
         f"of 60 % of the patients and tested on the others, with the same {plan.splits} splits for "
         "all systems. *Random factors* are the exact solver's factors with the values in each "
-        "column shuffled. The last site resembles the paper's neonatal unit: its patients are "
-        "unlike all others, so it has its own regression. Confidence intervals come from the "
+        "column shuffled. Like the paper's neonatal unit, the last site has patients unlike all "
+        "others, so these patients have a separate regression. Confidence intervals come from the "
         "corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
