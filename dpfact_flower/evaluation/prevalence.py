@@ -66,7 +66,10 @@ def phenotype_table(
         codes[vocabulary.name] = _codes(vocabulary, factor, present, who)
         carrying &= present @ leading_codes(factor).astype(np.float64) > 0
     carriers, led, owners = (own.sum(axis=0) for own in (carrying, who & carrying, who))
-    patients, norms = len(who), np.linalg.norm(everybody, axis=0)
+    patients, some = len(who), np.count_nonzero(who.any(axis=1))
+    tells_others = len(owners) > 1 and (some - owners < SMALL).any()
+    almost_all = patients - owners < SMALL
+    norms = np.linalg.norm(everybody, axis=0)
     tells = _tells_outside(led, carriers, owners, patients)
     sizes = {site.name: len(site) for site in sites}
     counts = {site.name: own.sum(axis=0) for site, own in zip(sites, has, strict=True)}
@@ -76,17 +79,17 @@ def phenotype_table(
             Phenotype(
                 number=r + 1,
                 weight=float(norms[r]),
-                prevalence=_share(owners[r], patients),
+                prevalence=_guarded(owners[r], patients),
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
                 by_site=_by_site({name: int(own[r]) for name, own in counts.items()}, sizes),
-                precision=_guarded(led[r], owners[r]),
+                precision=_unless(almost_all[r], _guarded(led[r], owners[r])),
                 carriers=_unless(tells[r], _guarded(carriers[r], patients)),
             )
             for r in range(who.shape[1])
         ),
         {name: _rate(label, np.ones(patients, bool)) for name, label in labels.items()},
-        _share((~who.any(axis=1)).sum(), patients),
+        _unless(tells_others, _guarded(patients - some, patients)),
     )
 
 
@@ -105,7 +108,7 @@ def _codes(
             vocabulary.codes[at],
             vocabulary.descriptions[at],
             float(shares[at, r]),
-            observed=_guarded(carriers[r, at], owners[r]),
+            observed=_unless(patients - owners[r] < SMALL, _guarded(carriers[r, at], owners[r])),
             everybody=_unless(tells[:, at].any(), _guarded(everybody[at], patients)),
         )
 
@@ -130,18 +133,15 @@ def _tells_outside(
 Count = float | np.number[Any]
 
 
-def _share(count: Count, patients: Count) -> float | str:
-    """Return `count` as a share of `patients`, or ``<10`` if `count` is below ten."""
-    return f"<{SMALL}" if count < SMALL else float(count / patients)
-
-
-def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Like `_share`, but replace shares near 1 with a word, and return None if `patients` is 0."""
+def _guarded(count: Count, patients: Count) -> Any:
+    """Return `count` as a share of `patients`, or a word for a share near 0 or 1 (see `tables`)."""
     if not patients:
         return None
-    if patients - count < SMALL <= count:
+    if count < SMALL:
+        return f"<{SMALL}"
+    if patients - count < SMALL:
         return "most" if patients < _MANY else "nearly all"
-    return _share(count, patients)
+    return float(count / patients)
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
@@ -150,11 +150,15 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site, given its number of patients at each site.
+    """Return a phenotype's prevalence at each site, given its number of patients at each site."""
+    lacking = {site: sizes[site] - count for site, count in counts.items()}
+    shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
+    hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)
+    return shown | dict.fromkeys(hidden, "hidden")
 
-    If the total would reveal a small count, hide larger counts too, starting with the smallest.
-    """
-    shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
+
+def _hidden(counts: Mapping[str, int], sizes: Mapping[str, int]) -> list[str]:
+    """Return the sites to hide, smallest counts first, so that the total reveals no small count."""
     small = [site for site, count in counts.items() if count < SMALL]
     others = sorted(counts.keys() - small, key=lambda site: (counts[site], site))
     hidden: list[str] = []
@@ -163,7 +167,7 @@ def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, f
             hidden += small
             break
         hidden.append(others.pop(0))
-    return shown | dict.fromkeys(hidden, "hidden")
+    return hidden
 
 
 def _tells(

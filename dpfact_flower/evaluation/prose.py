@@ -166,12 +166,15 @@ def first_line(
 def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: str) -> list[str]:
     """Return sentences describing the patients who have a phenotype."""
     share = phenotype.prevalence
-    if isinstance(share, str):
+    if share == "<10":
         return [f"Fewer than ten {unit}."]
     sites, span = [v for v in phenotype.by_site.values() if isinstance(v, float)], ""
     if len(sites) == len(phenotype.by_site) > 1:
         span = f", from {percent(min(sites))} to {percent(max(sites))} by site"
-    sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
+    if isinstance(share, str):
+        sentences = [f"{share.capitalize()} {unit}."]
+    else:
+        sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         observed = _observed(phenotype.codes[mode])
         if observed:

@@ -75,7 +75,7 @@ def test_codes_of_no_weight_are_not_listed_and_signs_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("count", "shown"), [(0, "<10"), (9, "<10"), (10, 10 / 200), (20, 20 / 200)]
+    ("count", "shown"), [(9, "<10"), (10, 0.05), (20, 0.1), (190, 0.95), (191, "nearly all")]
 )
 def test_prevalences_of_few_patients_are_hidden(count, shown):
     A = patients(2, 200)
@@ -83,7 +83,9 @@ def test_prevalences_of_few_patients_are_hidden(count, shown):
     A[:count, 1] = 1.0
     died = np.arange(200) % 2 == 0
     phenotype = described(A, died).phenotypes[1]
-    assert phenotype.prevalence == shown
+    assert phenotype.prevalence == phenotype.by_site["a"] == shown
+    if shown == "nearly all":  # a fraction would tell how many
+        assert {phenotype.precision, phenotype.codes["diagnoses"][0].observed} <= {"<10", "hidden"}
     assert (phenotype.outcomes["died"].coefficient is None) == (count < 20)  # half of them died
 
 
@@ -144,10 +146,15 @@ def test_carriers_have_a_leading_code_of_every_mode():
                 assert (code.observed, code.everybody) == (column[has].mean(), column.mean())
 
 
-@pytest.mark.parametrize(("count", "without"), [(191, "<10"), (190, 0.05), (0, 1.0)])
-def test_the_share_without_a_phenotype_is_guarded_too(count, without):
-    A = (np.arange(200) < count)[:, None] * np.array([[1.0, 0.1]])
-    assert described(A).without == without
+@pytest.mark.parametrize(
+    ("count", "alone", "without"),
+    [(191, 10, "<10"), (190, 10, 0.05), (190, 9, "hidden"), (0, 0, "nearly all")],
+)
+def test_the_share_without_a_phenotype_is_guarded_too(count, alone, without):
+    """Each phenotype is the only one of `alone` patients."""
+    row = np.arange(200)
+    A = np.column_stack([row < count - alone, (alone <= row) & (row < count)])
+    assert described(A.astype(float)).without == without
 
 
 def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
@@ -181,6 +188,7 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
         ((9, 20, 20), ("<10", "hidden", "hidden")),  # 9: the number does not exceed those shown
         ((9, 100, 100), ("hidden", "hidden", "hidden")),  # 9: a site has 100 patients
         ((3, 2, 1), ("<10", "<10", "<10")),  # fewer than ten in all, which is not shown
+        ((97, 70, 60), ("nearly all", "hidden", 0.6)),  # 3 lack it: all - 30 - 40
     ],
 )
 def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
@@ -189,7 +197,7 @@ def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
     for site, count in enumerate(counts):
         memberships[100 * site : 100 * site + count, 1] = 1.0
     first, second = described(memberships, sizes=[100, 100, 100]).phenotypes
-    assert first.by_site == dict.fromkeys("abc", 1.0)
+    assert first.by_site == dict.fromkeys("abc", "nearly all")
     assert tuple(second.by_site.values()) == shown
 
 
