@@ -489,6 +489,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Scalar:
                 value = math.inf  # outside every range
         elif hint is int and isinstance(value, Integral):
             value = int(value)
+        elif hint is str and isinstance(value, Integral):
+            value = str(value)  # codes=300
     if type(value) is not hint:
         raise SettingsError(f"{name}: need {_NEEDED[hint]}, got {shown(value)}")
     if hint is str and value and allowed and not re.fullmatch(allowed, value):

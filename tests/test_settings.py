@@ -142,7 +142,7 @@ def test_what_is_not_finite_is_refused(kind, field, hint, value):
 
 
 WRONG_TYPES = {int: [True, 1.0, "1", None, [1]], float: [True, "0.1", None, [0.1], 1j],
-               str: [1, True, None, b"x", ["x"]], bool: [0, 1, "true", None]}  # fmt: skip
+               str: [1.5, True, None, b"x", ["x"]], bool: [0, 1, "true", None]}  # fmt: skip
 
 
 @every_field
@@ -333,8 +333,8 @@ def test_an_unknown_key_like_no_other_is_refused_with_all_known():
 
 def test_numpy_scalars_are_numbers():
     settings = SolverSettings(rank=np.int64(3), eta=np.float32(0.5))
-    assert (settings.rank, settings.eta) == (3, 0.5)
-    assert type(settings.rank) is int
+    assert (settings.rank, settings.eta, type(settings.rank)) == (3, 0.5, int)
+    assert AppSettings(out=2024).out == "2024"  # as in -s out=2024
 
 
 class Sulking:

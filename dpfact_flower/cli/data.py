@@ -19,7 +19,7 @@ from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables, runner, tns
 from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
 from dpfact_flower.data.site_data import COHORT, Cohort, remove_cohort
-from dpfact_flower.data.tables import Dialect
+from dpfact_flower.data.tables import ENCODINGS, Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
 
@@ -230,7 +230,7 @@ def data_events(
     delimiter: Annotated[
         str, Option(help="CSV delimiter (default: the most frequent of , ; | \\t in line 1).")
     ] = "",
-    encoding: Annotated[str, Option(help="CSV encoding: utf-8, latin-1 or utf-16.")] = "utf-8",
+    encoding: Annotated[str, Option(help=f"CSV encoding: {', '.join(ENCODINGS)}.")] = "utf-8",
     top: Top = "",
     codes: Codes = None,
     rolled_up: Rolled = None,

@@ -51,6 +51,8 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
     """Check the options, and open a connection with empty tables for a reader to fill."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
+    if len({mode.lower() for mode in modes}) < len(modes):
+        raise SettingsError(f"modes: names must differ by more than case; got {', '.join(modes)}")
     if unknown := (options.get("rolled_up") or {}).keys() - set(modes):
         raise SettingsError(
             f"roll-up: no mode is named {', '.join(sorted(unknown))}; the modes are "

@@ -229,11 +229,12 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count codes with names, except two-digit ICD-9 procedures, which may be other numbers."""
+    """Count codes with names, except short codes for procedures, which may be local codes."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
-    return sum(code in table and (system != "icd9pcs" or len(code) > 2) for code in codes)
+    short = {"icd9pcs": 2, "icd10pcs": 1}.get(system, 0)
+    return sum(code in table and len(code) > short for code in codes)
 
 
 @cache

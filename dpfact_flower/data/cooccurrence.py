@@ -215,7 +215,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
                trim(coalesce(patients.site, '')) AS given,
                coalesce(nullif(left(ltrim(regexp_replace(
                    strip_accents(given), '[^A-Za-z0-9._-]+', '-', 'g'), '._-'), 64), ''),
-                   $unknown) AS site
+                   if(given = '', $unknown, 'site-' || left(md5(given), 8))) AS site
            FROM patients""",
         {"unknown": UNKNOWN_SITE},
     )

@@ -33,6 +33,7 @@ _TEXT_OR_WHOLE = re.compile(  # names of DuckDB types; a code is never a fractio
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
+ENCODINGS = ("utf-8", "latin-1", "utf-16", "windows-1252")
 MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need additional memory."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
@@ -61,10 +62,8 @@ class Dialect:
         object.__setattr__(self, "delimiter", self.delimiter.replace("\\t", "\t"))
         if len(self.delimiter) > 1 or self.delimiter in set("\"'\n\r"):
             raise SettingsError(f"delimiter: need one character, got {self.delimiter!r}")
-        if self.encoding not in ("utf-8", "latin-1", "utf-16"):
-            raise SettingsError(
-                f"encoding: must be utf-8, latin-1 or utf-16; got {self.encoding!r}"
-            )
+        if self.encoding not in ENCODINGS:
+            raise SettingsError(f"encoding: must be {', '.join(ENCODINGS)}; got {self.encoding!r}")
 
 
 _PLAIN = Dialect()
@@ -130,6 +129,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
             "memory_limit": memory,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
+            "pandas_analyze_sample": 0,  # a guessed type would round 401.9 to 402
         }
         connection = duckdb.connect(config=config)
         try:
@@ -235,6 +235,7 @@ def load_table(
         zlib.error,
     ) as error:  # fmt: skip
         causes = "is it cut off" + ", or not gzipped though named .gz" * (kind == "CSV")
+        causes += ", or in windows-1252" * (dialect.encoding == "latin-1")
         raise DataError(
             f"{place}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None
@@ -244,13 +245,13 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
     If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. If that
-    happens, DuckDB reads a copy in which all lines end in LF. UTF-16 files are always copied to
-    UTF-8 first, because DuckDB would read big-endian UTF-16 as an empty file.
+    happens, DuckDB reads a copy in which all lines end in LF. Files in UTF-16 and Windows-1252 are
+    always copied to UTF-8 first. DuckDB would read big-endian UTF-16 as an empty file.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    old_encoding, new_encoding = "utf-16", "utf-8"
-    if dialect.encoding != "utf-16":
+    old_encoding, new_encoding = dialect.encoding, "utf-8"
+    if dialect.encoding in ("utf-8", "latin-1"):
         old_encoding = new_encoding = "latin-1"  # latin-1 decodes any byte
         try:
             connection.execute(query)
@@ -318,7 +319,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     if any("\ufffd" in name or "\0" in name for name in header):
         raise DataError(
             f"{path}: its first line is not {dialect.encoding}; name its encoding (--encoding "
-            "latin-1, or utf-16), or save a workbook or archive as CSV, plain or gzipped"
+            f"{', or '.join(ENCODINGS[1:])}), or save a workbook or archive as plain or gzipped CSV"
         )
     if not all(_COLUMN.fullmatch(name) and name.isprintable() for name in header):
         raise DataError(
@@ -412,7 +413,7 @@ def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
     """Return SQL that reads a CSV file, and an SQL expression for each column of the file."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
-    encoding = dialect.encoding.replace("utf-16", "utf-8")  # see `_run_csv`
+    encoding = "latin-1" if dialect.encoding == "latin-1" else "utf-8"  # see `_run_csv`
     compression = "gzip" if path.suffix.lower() == ".gz" else "none"
     source = f"""read_csv({_literal_path(path)}, columns={{{types}}}, auto_detect=false,
         header=true, skip={skip}, delim='{delimiter}', quote='"', escape='"', store_rejects=true,

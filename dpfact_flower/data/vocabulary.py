@@ -180,7 +180,7 @@ def _from_csv(text: str, name: str) -> Vocabulary:
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
     """Return the column names in lower case, and the rows as dicts. Blank rows are skipped."""
     try:
-        names, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
+        names, *rows = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
     except csv.Error:
         raise DataError("not readable as CSV: is a quote open?") from None
     header = [name.strip().lower() for name in names]

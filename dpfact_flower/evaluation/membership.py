@@ -23,23 +23,12 @@ LEADING = 1 / 3
 
 
 def scores(
-    tensor: SparseTensor,
-    features: Factors,
-    *,
-    nonnegative: bool = True,
-    norms: NDArray[np.floating[Any]] | None = None,
+    tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float64]:
-    """Return each patient's scores, (patients, phenotypes). Scores stay at the site.
-
-    If `features` lacks rows of the model, `norms` must be the `column_norms` of the whole model.
-    """
+    """Return each patient's scores, (patients, phenotypes). Scores stay at the site."""
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
-    return np.asarray(fitted * (column_norms(features) if norms is None else norms))
-
-
-def column_norms(features: Factors) -> NDArray[np.float64]:
-    """Return the product of each component's column norms over all modes, shape (components,)."""
-    return column_weights(tuple(factor.astype(np.float64) for factor in features))
+    norms = column_weights(tuple(factor.astype(np.float64) for factor in features))
+    return np.asarray(fitted * norms)
 
 
 def column_shares(factor: NDArray[Any]) -> NDArray[Any]:

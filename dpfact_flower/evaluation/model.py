@@ -23,11 +23,11 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation import run_folder
-from dpfact_flower.evaluation.membership import column_norms, column_shares, has_phenotype, scores
+from dpfact_flower.evaluation.membership import column_shares, has_phenotype, scores
 from dpfact_flower.evaluation.page import library
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel, unit_columns
 
 if TYPE_CHECKING:
@@ -180,21 +180,21 @@ class GlobalModel:
 
         The phenotypes stay unchanged. To fit phenotypes to the site, use ``dpfact site refit``.
         Codes are matched by their text. A site's code list may be in any order, may contain other
-        codes, and may lack some, but not all, of the model's codes.
+        codes, and may lack some, but not all, of the model's codes. A patient's record counts as
+        free of codes that the list lacks, which lowers scores.
         """
         if not isinstance(site, SiteData):
             raise DataError(
                 "memberships: need a SiteData, such as read_events(frame).sites[0]; got "
                 f"{type(site).__name__}"
             )
-        positions, features = self._shared_codes(site)
-        tensor, norms = site.tensor.select_features(positions), column_norms(self.factors)
+        tensor, missing = self._recoded(site)
         return Memberships(
             site.patients or tuple(str(row) for row in range(1, tensor.n_patients + 1)),
             self.headings,
-            scores(tensor, features, nonnegative=self.nonnegative, norms=norms),
+            scores(tensor, self.factors, nonnegative=self.nonnegative),
             tensor.n_patients - len(np.unique(tensor.indices[:, 0])),
-            sum(map(len, self.vocabularies)) - sum(map(len, positions)),
+            missing,
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
@@ -219,27 +219,29 @@ class GlobalModel:
             lines.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
-    def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """For codes shared by site and model, return positions at the site, and factor rows."""
+    def _recoded(self, site: SiteData) -> tuple[SparseTensor, int]:
+        """Return the site's tensor on the model's code lists, and how many codes the site lacks."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
                 f"site {site.name}: its modes are {', '.join(own)}; the model's are "
                 f"{', '.join(wanted)}"
             )
-        positions, features = [], []
-        lists = zip(site.vocabularies, self.factors, self.vocabularies, strict=True)
-        for known, factor, codes in lists:
-            shared = [code for code in known.codes if code in codes.index]
-            if not shared:
+        tensor, missing = site.tensor, 0
+        indices, inside = tensor.indices.copy(), np.ones(tensor.nnz, np.bool_)
+        lists = zip(site.vocabularies, self.vocabularies, strict=True)
+        for mode, (known, codes) in enumerate(lists, start=1):
+            positions = np.array([codes.index.get(code, -1) for code in known.codes])
+            if (positions < 0).all():
                 raise DataError(
                     f"site {site.name}: the site's list has none of the model's {len(codes)} "
                     f"{codes.name} codes; do both use the same code system?"
                 )
-            positions.append(np.array([known.index[code] for code in shared]))
-            rows = [codes.index[code] for code in shared]
-            features.append(np.ascontiguousarray(factor[rows]))
-        return positions, tuple(features)
+            missing += len(codes) - np.count_nonzero(positions >= 0)
+            indices[:, mode] = positions[indices[:, mode]]
+            inside &= indices[:, mode] >= 0
+        shape = (tensor.n_patients, *map(len, self.vocabularies))
+        return SparseTensor.from_coo(indices[inside], tensor.values[inside], shape), missing
 
 
 def write_phenotype_table(

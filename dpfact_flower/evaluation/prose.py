@@ -314,8 +314,8 @@ def uninformative_message(summary: Summary) -> str:
         return ""
     return (
         f"the shared phenotypes explain {percent(measured.fit_shared)} of the data, and code "
-        f"frequencies alone {percent(measured.fit_frequencies)}. The phenotypes are noise, so no "
-        f"prevalence, odds or AUC is shown. What can help: {_WAYS_OUT[summary.privacy]}"
+        f"frequencies alone {percent(measured.fit_frequencies)}. The phenotypes add nothing, so "
+        f"no prevalence, odds or AUC is shown. What can help: {_WAYS_OUT[summary.privacy]}"
     )
 
 

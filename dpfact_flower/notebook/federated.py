@@ -463,7 +463,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
                 "X: could not convert text to numbers. If the rows are events, read them with "
                 "read_events"
             ) from None
-        check_non_negative(checked, f"{type(self).__name__}.fit")
+        check_non_negative(checked, type(self).__name__)
         names = getattr(self, "feature_names_in_", None)
         known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
         site = _site("site-1", checked, lists or known)

@@ -85,6 +85,7 @@ def test_the_codes_of_a_mode_say_what_they_are_of():
         ("rx", ("A02BC01", "C07AB02", "N02BE01")): {""},
         ("dx", ("D01", "D02", "D03")): {""},
         ("procedures", tuple(map(str, range(10, 60)))): {""},
+        ("procedures", tuple(map(str, range(10)))): {""},
         ("labs", ("icd9:4019", "icd10:I10")): {"icd9cm", "icd10cm"},
         ("dx", ("ccs:101", "ccsr:CIR011")): {"ccs", "ccsr"},
         ("operations", ("icd9:3893", "icd10:02HV33Z")): {"icd9pcs", "icd10pcs"},

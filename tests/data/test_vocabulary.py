@@ -115,6 +115,7 @@ def test_load_codes_reads_descriptions(write):
         ("codes.csv", "icd,title\n1,a\n", r"lacks a column code .* it has 'icd, title'"),
         ("codes.csv", "code,Code\n1,2\n", "has the column 'code' twice"),
         ("codes.csv", 'code\n"' + "1\n" * 100_000, "not readable as CSV: is a quote open"),
+        ("codes.csv", 'code,description\n1,"one\n2,two\n', "not readable as CSV: is a quote open"),
         ("codes.txt", "# nothing\n", "at least one code"),
         ("codes.json", '{"name": "y", "codes": ["1"]}', "'y', but 'x' is needed"),
         ("codes.json", "[1, 2]", "must be text"),

@@ -107,10 +107,14 @@ def test_codes_are_found_by_name_in_longer_lists_in_another_order(model, cohort)
     assert (found.patients, found.without) == (names, 1)
 
 
-def test_a_site_that_lacks_codes_is_told_so(model, cohort):
+def test_a_record_has_none_of_the_codes_that_a_sites_lists_lack(model, cohort, run):
     site = cohort.sites[0]
     fewer = site.select_codes([np.arange(4, dtype=np.int32), np.arange(12, dtype=np.int32)])
-    assert model.memberships(fewer).missing == 5
+    found, (index, values) = model.memberships(fewer), (site.tensor.indices, site.tensor.values)
+    assert found.missing == 5
+    kept = index[:, 1] < 4
+    lacking = SparseTensor.from_coo(index[kept], values[kept], site.tensor.shape)
+    np.testing.assert_allclose(found.scores, scores(lacking, read_model(run)[0]), atol=1e-6)
     odd = Vocabulary("procedures", tuple(f"x{i}" for i in range(9)))
     foreign = SiteData("foreign", site.tensor, (odd, site.vocabularies[1]))
     with pytest.raises(DataError, match=r"none of the model's 9 procedures codes"):

@@ -115,6 +115,8 @@ def test_a_paragraph_says_whom_what_and_how_it_ended():
 def test_a_paragraph_of_few_patients_has_no_figure():
     few = tables.Phenotype(1, 1.0, "<10", HEART.codes, HEART.outcomes)
     assert prose.paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
+    most = tables.Phenotype(1, 1.0, "nearly all", {}, {})
+    assert prose.paragraph(most, TABLE, "stays") == ["Nearly all stays."]
     for hidden in ("<10", "hidden", None):
         association = tables.Association(rate=hidden)
         assert prose.rate(association, 0.024, "stays") == "too few to say; among all stays 2.4 %"

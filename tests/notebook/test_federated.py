@@ -155,6 +155,16 @@ def test_identifiers_of_frames_by_site_are_checked_like_those_of_one_frame(patie
             as_cohort(sites)
 
 
+def test_no_object_in_a_column_is_changed_to_the_type_of_the_others():
+    codes = pd.Series([250] * 2000, dtype=object)
+    codes[1001], codes[1003] = 401.9, "00401"
+    frame = pd.DataFrame({"patient": np.arange(2000) // 2, "mode": ["a", "b"] * 1000,
+                          "code": codes, "time": "2024-01-01"})  # fmt: skip
+    assert set(read_events(frame).vocabularies[1].codes) == {"250", "401.9", "00401"}
+    with pytest.raises(SettingsError, match=r"modes: names must differ .* got a, A"):
+        read_events(frame.replace({"mode": {"b": "A"}}))
+
+
 def test_deaths_come_along():
     died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
     assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]

@@ -192,13 +192,16 @@ def find_script(name: str | Path) -> Script | None:
 def _statements(path: Path, body: str) -> tuple[Statement, ...]:
     found = []
     for part in _END.split(_REMARK.sub("", body)):
-        said = dict(_DIRECTIVE.findall(part))
+        pairs = _DIRECTIVE.findall(part)
+        said = dict(pairs)
         kinds = said.keys() & _KINDS
         sql = _DIRECTIVE.sub("", part).strip()
         if unknown := said.keys() - _KINDS - _MORE:
             raise DataError(f"{path}: @{min(unknown)} is unknown; known are @{', @'.join(_KINDS)}")
         if len(kinds) > 1 or bool(said) > bool(sql) or (said and not kinds):
             raise DataError(f"{path}: need one kind and a statement below @{min(said)}")
+        if len(said) < len(pairs):
+            raise DataError(f"{path}: need each directive only once above {shown(sql)}")
         if sql:
             kind = min(kinds, default="")
             more = {name: text for name, text in said.items() if name in _MORE}

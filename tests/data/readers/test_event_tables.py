@@ -486,9 +486,13 @@ def test_no_header_becomes_an_event_or_a_site(mark, tables, write):
         events.read(tables, "north", sites=sites)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_read_where_it_is_named(encoding, tmp_path):
-    content = ("\ufeff" + D).encode(encoding)
-    assert cells_of(read(tmp_path, "d.csv", content, "utf-16")) == CELLS
+@pytest.mark.parametrize(
+    ("text", "encoding", "name"),
+    [("\ufeff" + D, "utf-16-le", "utf-16"), ("\ufeff" + D, "utf-16-be", "utf-16"),
+     (D.replace("\n", ",n€\n"), "cp1252", "windows-1252")],
+)  # fmt: skip
+def test_another_encoding_is_read_where_it_is_named(text, encoding, name, tmp_path):
+    content = text.encode(encoding)
+    assert cells_of(read(tmp_path, "d.csv", content, name)) == CELLS
     with pytest.raises(DataError, match=r"d\.csv: not readable as CSV .*is it cut off"):
-        read(tmp_path, "d.csv", content[:-1], "utf-16")
+        read(tmp_path, "d.csv", content + b"\x81", name)

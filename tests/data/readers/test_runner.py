@@ -141,6 +141,7 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
         (HEAD.replace("help =", "hlep ="), "cannot be read as a reader: .*hlep"),
         (HEAD + BODY.replace("@events", "@evnts"), "@evnts is unknown"),
         (HEAD + BODY.replace("-- @load wards\n", ""), "need one kind .* below @optional"),
+        (HEAD + BODY.replace("-- @load wards\n", "-- @load wards\n" * 2), "need each .* only once"),
         (HEAD + BODY.replace("-- @count stays", "-- @names"), "@names of one of icd9cm, "),
         (HEAD + BODY.replace("GROUP BY", "GROUP"), r"own\.sql: Parser Error"),
         (HEAD + BODY.replace("left(rx", "left(ry"), r"own\.sql: Binder Error"),
