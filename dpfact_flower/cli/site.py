@@ -157,6 +157,21 @@ def metrics(config: opt.Config) -> None:
     echo_json(site_metrics(read_site_settings(config)))
 
 
+@site_app.command("close")
+def site_close(config: opt.Config) -> None:
+    """Close all runs at this site, so that the site refuses their further rounds.
+
+    Always do this before you replace the site's data. Otherwise, a refusal in an open run would
+    tell the server that the data has changed. Run this command as the user who runs dpfact site
+    answer.
+    """
+    from dpfact_flower.site.hospital import read_site_settings, site_folder
+    from dpfact_flower.site.store import close_jobs
+
+    settings = read_site_settings(config)
+    say(f"closed runs: {close_jobs(site_folder(settings))}; now replace {settings.data_path}")
+
+
 @site_app.command("refit")
 def site_refit(
     config: opt.Config,

@@ -237,7 +237,7 @@ class GlobalModel:
                     f"site {site.name}: the site's list has none of the model's {len(codes)} "
                     f"{codes.name} codes; do both use the same code system?"
                 )
-            missing += len(codes) - np.count_nonzero(positions >= 0)
+            missing += len(codes) - int((positions >= 0).sum())
             indices[:, mode] = positions[indices[:, mode]]
             inside &= indices[:, mode] >= 0
         shape = (tensor.n_patients, *map(len, self.vocabularies))

@@ -5,7 +5,7 @@ a refusal reveals nothing about a patient. `admitted` runs the checks for rounds
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,7 +71,8 @@ class Admitted:
     def check_same_data(self, fingerprint: str) -> None:
         """If the data has changed since the job began, close the job and raise an error."""
         if self.last is not None and self.last.fingerprint != fingerprint:
-            self.store.close()
+            with suppress(OSError):
+                self.store.close()
             raise StateError(_OTHER_DATA.format(job=self.request.job))
 
 

@@ -104,6 +104,12 @@ def check_data_site(name: str, settings: SiteSettings) -> None:
         )
 
 
+def site_folder(settings: SiteSettings) -> Path:
+    """Return the folder of the site's ledger and jobs."""
+    name = settings.site or open_site(settings.data_path).name
+    return Path(settings.state_dir).expanduser() / name
+
+
 def answering_seconds(state: Path) -> float:
     """Return how long the site has been answering its current message, in seconds, or 0 if idle."""
     try:
@@ -120,8 +126,7 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     charge. `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that
     failed after reading patients' data. At 10, the site refuses rounds until a person intervenes.
     """
-    name = settings.site or open_site(settings.data_path).name
-    folder = Path(settings.state_dir).expanduser() / name
+    folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0
     rows: tuple[LedgerRow, ...] = ()
     if (folder / LEDGER).exists():

@@ -8,7 +8,6 @@ answers a repeated request with values from these files.
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, StateError
-from dpfact_flower.machine.files import check_own, for_owner, private_folder, replacing
+from dpfact_flower.machine.files import check_own, for_owner, locked, private_folder, replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.privacy.ledger import LEDGER, noted_head
 from dpfact_flower.settings import Scalar
@@ -26,7 +25,7 @@ from dpfact_flower.tensor import Factors, SquaredError
 ENDING, REPEAT_END = "ending.npz", "delete it, and let the centre repeat the last round"
 _SELECTION = "selection.sha256"
 _CLOSED = "DATA-HAS-CHANGED.txt"
-_CLOSED_TEXT = """The site's data has changed since this run began, so the run stops here.
+_CLOSED_TEXT = """The site's data may have changed since this run began, so the run stops here.
 Start a new run. Delete this file only if the site has its former data again.
 """
 _STATE = "state-"
@@ -159,8 +158,8 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed. The site then refuses all new rounds of the job."""
-        with suppress(OSError), replacing(self.folder / _CLOSED) as file:
+        """Close a job because its data changes. The site then refuses all new rounds of the job."""
+        with replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
     @property
@@ -185,6 +184,15 @@ class SiteStore:
                 raise StateError(f"{path}: line {number} is damaged") from None
             rounds[measures.round] = measures
         return [rounds[number] for number in sorted(rounds)]
+
+
+def close_jobs(folder: Path) -> int:
+    """Close all jobs in a site's folder, and return the number of jobs."""
+    with locked(folder):
+        jobs = [path.name for path in folder.iterdir() if path.is_dir()]
+        for job in jobs:
+            SiteStore(folder.parent, folder.name, job).close()
+    return len(jobs)
 
 
 def has_jobs(folder: Path) -> bool:

@@ -31,7 +31,7 @@ def test_help_teaches_every_command():
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds nhds tns events show",
         ("ledger",): "show verify backup restore",
         ("centre",): "init admit",
-        ("site",): "init answer check connect metrics refit",
+        ("site",): "init answer check connect metrics close refit",
     }
     for group, names in commands.items():
         shown = dpfact(*group, "--help")

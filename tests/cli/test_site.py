@@ -45,6 +45,7 @@ def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(config, s
     def refit(*more):
         return dpfact("site", "refit", "--config", config, *more)
 
+    assert "closed runs: 1; now replace" in dpfact("site", "close", "--config", config)
     assert "explains" in refit()
     (job,) = [path.parent.name for path in (state / "site-1").glob("*/state-*.npz")]
     with pytest.raises(StateError, match="no finished run in patient mode is left to fit"):

@@ -28,6 +28,7 @@ from dpfact_flower.site import admission, answer, disclosure, hospital, patient
 from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest_run, reserve
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
+from dpfact_flower.site.store import close_jobs
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
 from tests.crash import WRITES, failing_at, files_up_to
@@ -471,6 +472,14 @@ def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(world
     (note,) = before.folder.rglob("DATA-HAS-CHANGED.txt")
     note.unlink()  # as the hospital would do
     assert before.ask(2).rows == 2
+
+
+def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(worlds):
+    before, after = with_other_data(worlds)
+    close_jobs(before.client.site._hospital.folder)
+    for world in (before, after):
+        assert world.ask(2) == ("dpfact:state", 1)
+        assert not world.source.read_by_now
 
 
 def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch):
