@@ -14,7 +14,7 @@ from typer import Option
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.data.site_data import SiteData, open_site
-from dpfact_flower.errors import SettingsError, StateError
+from dpfact_flower.errors import DPFactError, SettingsError, StateError
 from dpfact_flower.machine.files import create_once
 from dpfact_flower.runtime.services import run_supernode
 from dpfact_flower.runtime.superlink import tool
@@ -180,7 +180,8 @@ def site_refit(
     """Refit phenotypes to the site's own patients, starting from a run's global phenotypes.
 
     This command is for runs in patient mode. The new model has no noise, stays at the site in the
-    job's folder, and is never sent. To refit a run again, give the run's job with --job.
+    job's folder, and is never sent. To refit a run again, give the run's job with --job. The exit
+    code is 1 if a run could not be refitted.
     """
     from dpfact_flower.site.hospital import Hospital, read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
@@ -191,14 +192,19 @@ def site_refit(
     jobs = [job] if job else unfitted(folder)
     if not jobs:
         raise StateError(f"{folder}: no finished run in patient mode is left to fit")
-    texts = []
-    with progress() as watch:
-        for done, each in enumerate(jobs):
-            watch("fitting", done / len(jobs))
-            fit = refit(site, settings, each).error.fit
-            texts.append(f"{each}: explains {fit:.1%} of this site's data; in {folder / each}")
-    for text in texts:
-        say(text)
+    failed = False
+    for each in jobs:
+        try:
+            with progress() as watch:
+                watch("fitting", 0.0)
+                fit = refit(site, settings, each).error.fit
+        except DPFactError as error:
+            failed = True
+            say(f"{each}: not refitted: {error}")
+        else:
+            say(f"{each}: explains {fit:.1%} of this site's data; in {folder / each}")
+    if failed:
+        raise typer.Exit(1)
 
 
 @keys_app.command()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpfact_flower.errors import DataError, DPFactError, SettingsError, StateError
+from dpfact_flower.errors import DataError, SettingsError, StateError
 from dpfact_flower.privacy.secure_sum.keys import fingerprint, read_public_key
 from dpfact_flower.runtime.serve import federate
 from dpfact_flower.settings import SiteSettings
@@ -42,17 +42,22 @@ def test_metrics_say_what_is_left(config):
 
 @pytest.mark.slow
 def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(config, state):
-    def refit(*more):
-        return dpfact("site", "refit", "--config", config, *more)
+    def refit(*more, code=0):
+        return dpfact("site", "refit", "--config", config, *more, code=code)
 
     assert "closed runs: 1; now replace" in dpfact("site", "close", "--config", config)
-    assert "explains" in refit()
+    old = state / "site-1" / "a-old" / "ending.npz"
+    old.parent.mkdir()
+    old.write_bytes(b"damaged")
+    failed, fitted = refit(code=1).splitlines()
+    assert "a-old: not refitted: " in failed
+    assert "explains" in fitted
+    old.unlink()
     (job,) = [path.parent.name for path in (state / "site-1").glob("*/state-*.npz")]
     with pytest.raises(StateError, match="no finished run in patient mode is left to fit"):
         refit()
     assert job in refit("--job", job)
-    with pytest.raises(DPFactError, match="has not ended here"):
-        refit("--job", "other")
+    assert "has not ended here" in refit("--job", "other", code=1)
 
 
 def keys(*arguments):
