@@ -28,7 +28,7 @@ SLACK = 1e-12
 # million values.
 DISCRETE_SLACK = 1e-6
 # The lemma holds within these limits on the number of released values, epsilon and delta.
-_MOST_DISCRETE_VALUES = 2_000_000_000
+MOST_DISCRETE_VALUES = 2_000_000_000
 _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
 # Keeps a logarithm's argument above 0 if two terms cancel in floating point (mu below 1e-15).
@@ -108,7 +108,7 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
     `epsilon_gaussian` with a margin (`DISCRETE_SLACK`) on epsilon and delta. The result is infinite
     if the proof in ``docs/explanation/noise.md`` does not cover the arguments.
     """
-    if count > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
+    if count > MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf
     epsilon = epsilon_gaussian(mu, delta * (1 - DISCRETE_SLACK)) + DISCRETE_SLACK
     return epsilon if epsilon <= _LARGEST_DISCRETE_EPSILON else math.inf

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
+    MOST_DISCRETE_VALUES,
     ROUNDING,
     epsilon_gaussian_discrete,
     epsilon_zcdp_tight,
@@ -151,9 +152,15 @@ def plan_patient(
             f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
             f"than {_MOST_NOISE:g} patients, and nothing could be learned from it"
         )
+    counts = [release.count for release in releases]
+    if sum(counts) > MOST_DISCRETE_VALUES:
+        raise SettingsError(
+            f"refine-rounds: {split.rounds} make releases of {sum(counts):,} values in all, but "
+            f"the limit is {MOST_DISCRETE_VALUES:,}; choose fewer rounds, phenotypes or codes"
+        )
     mu = math.sqrt(2 * total)
     outlook = outlook_of(facts, split.start, mu, settings.epsilon, settings.delta)
-    needs = needs_of([release.count for release in releases], facts, settings.codes)
+    needs = needs_of(counts, facts, settings.codes)
     return PatientPlan(
         tuple(releases), len(releases) + 1, split.share, split.rounds, bound, memory,
         settings.delta, outlook, needs, sharing,

@@ -324,6 +324,7 @@ def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
         *(({"codes": codes}, "202x316") for codes in ("203x316", "202x317", "202", "202x316x2")),
         ({"start_share": 1e-80, "refine_rounds": 1}, "noise of more than"),
+        ({"sizes": (9990, 9990), "rank": 1000, "refine_rounds": 100}, r"refine-rounds.*2,\d+,"),
     ],
 )  # fmt: skip
 def test_plans_that_cannot_be_are_refused(changes, names):
