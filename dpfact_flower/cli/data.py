@@ -18,7 +18,7 @@ from dpfact_flower.cli.options import console, progress, say
 from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables, runner, tns
 from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
-from dpfact_flower.data.site_data import COHORT, Cohort, remove_cohort
+from dpfact_flower.data.site_data import COHORT, Cohort, cohort_files
 from dpfact_flower.data.tables import ENCODINGS, Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
@@ -286,6 +286,7 @@ def data_show(folder: opt.Folder) -> None:
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     """Write the cohort that `make` returns, and show it. Replace files only if `force` is set."""
     used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
+    old = cohort_files(out) if used else []
     with progress() as watch:
         watch("reading", 0.0)
         cohort = make()
@@ -294,8 +295,8 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
             opt.refuse_overwrite(out, file, file, force=force)
         watch("writing", 0.0)
         out.mkdir(parents=True, exist_ok=True)
-        if used:
-            remove_cohort(out)
+        for path in old:
+            path.unlink(missing_ok=True)
         cohort.save(out)
     _show(cohort)
     say(f"written to {out}")

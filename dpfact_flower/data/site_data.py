@@ -343,15 +343,11 @@ class Cohort:
         return cohort
 
 
-def remove_cohort(folder: str | Path) -> None:
-    """Delete the files that `Cohort.save` wrote to a folder, and no other files."""
-    folder = Path(folder)
-    content = _read_cohort(folder / COHORT)
-    others = [f"{name}.vocabulary.json" for name in content.vocabularies]
-    for path in (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz"])):
-        if path.parent == folder:  # a damaged cohort.json may name any path
-            path.unlink(missing_ok=True)
-    (folder / COHORT).unlink()
+def cohort_files(folder: Path) -> list[Path]:
+    """Return the paths of the files that `Cohort.save` wrote to a folder."""
+    others = [f"{name}.vocabulary.json" for name in _read_cohort(folder / COHORT).vocabularies]
+    paths = (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz", COHORT]))
+    return [path for path in paths if path.parent == folder]  # a damaged file may name any path
 
 
 def site_files(folder: str | Path) -> list[Path]:
@@ -380,9 +376,10 @@ def _read_cohort(path: Path) -> _CohortFile:
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; is this a folder that dpfact data wrote?") from None
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        why = str(error)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
+        why = f"not readable as JSON ({type(error).__name__})"
+    raise DataError(f"{path}: {why}; move the folder away, and run dpfact data again")
 
 
 def _stored_name(arrays: Mapping[str, NDArray[Any]], key: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DPFactError, SettingsError
+from dpfact_flower.errors import DataError, DPFactError, SettingsError
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -155,6 +155,9 @@ def test_a_used_folder_is_refused_and_replaced_by_force_alone(tables, tmp_path):
     data_events("--name", "north", "--force", *tables)
     left = {path.name for path in out.iterdir()}
     assert left & {"north.npz", "notes.txt", "b.npz"} == {"north.npz", "notes.txt"}
+    (out / "cohort.json").write_text('{"name": "old", "sites": ["north"]}')  # of an old checkout
+    with pytest.raises(DataError, match=r"lacks vocabularies, .*; move the folder away, and run"):
+        data_events("--name", "north", "--force", "--code", "unread", *tables)
 
 
 def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
