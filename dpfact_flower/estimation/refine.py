@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, Factors, Floats
-from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole_size
+from dpfact_flower.tensor.triangle import ROOT2, unpack_whole
 
 _LEAST_WEIGHT = 0.02
 """Relative weight of a site that does not seem to use a phenotype."""
@@ -48,25 +48,16 @@ class Quadratic(NamedTuple):
     shrink: Floats
 
 
-def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Pack one site's statistic (M, G) into a vector for release.
-
-    The vector consists of M's rows and G's upper triangle, and has the same norm as (M, G).
-    """
-    product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
-    return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
-
-
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Return M and the full matrix G from a site's release."""
+    """Return M and the full matrix G from a site's release: M's rows, and G's upper triangle."""
     vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 
-def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
-    """Reduce a packed release with `rank` phenotypes to the first `kept` phenotypes."""
-    product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
-    return pack(product[:, :kept], gram[:kept, :kept])
+def first_columns(releases: Array, size: int, rank: int, kept: int) -> Array:
+    """Reduce releases (one per row) with `rank` phenotypes to the first `kept` phenotypes."""
+    columns = np.concatenate([np.tile(np.arange(rank), size), np.triu_indices(rank)[1]])
+    return releases[:, columns < kept]
 
 
 def refine_factor(

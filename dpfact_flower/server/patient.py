@@ -193,11 +193,12 @@ class PatientRule(ServerRule):
     ) -> None:
         assert planned.mode is not None
         average = self._memory.averaged(planned.mode, sites, released, planned.seen_sigma)
-        rank, values = self._solver.rank, list(average.values)
+        values: Array = average.values
         if self._dropped:
-            values = [first_columns(each, rank, rank - self._dropped) for each in values]
+            size, kept = self.factors[planned.mode].shape
+            values = first_columns(values, size, self._solver.rank, kept)
         refined = refine_factor(
-            values, self.factors, planned.mode, sigma=average.sigma,
+            list(values), self.factors, planned.mode, sigma=average.sigma,
             shrink=self._run.shrink, tau=self._solver.tau,
             pull=_REFINE_PULL * self._solver.relative_elastic,
         )  # fmt: skip

@@ -30,13 +30,6 @@ def strict_row(row: int, order: int) -> int:
     return row * order - row * (row + 1) // 2 - row - 1
 
 
-def pack_whole(matrix: Array) -> Floats:
-    """Return a symmetric matrix's triangle, including the diagonal."""
-    upper = np.triu_indices(len(matrix))
-    beside = np.where(upper[0] == upper[1], 1.0, ROOT2)
-    return np.asarray(matrix[upper] * beside)
-
-
 def unpack_whole(triangle: Array, order: int) -> Floats:
     """Return the symmetric matrix with the given triangle, which includes the diagonal."""
     matrix = np.zeros((order, order))
