@@ -27,12 +27,11 @@ def report(
     With --beside, the report says which phenotypes the other runs also found. Those runs may have
     different noise, no noise or a different epsilon. The matches are saved in beside.json.
     """
-    from dpfact_flower.evaluation.comparison import check_beside, replications
+    from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
     from dpfact_flower.evaluation.run_folder import write_replications
 
     if beside:
-        check_beside(folder, beside)
         write_replications(folder, replications(folder, beside))
     say(f"report: {write_report(folder)}")
 

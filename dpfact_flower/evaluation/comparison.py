@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
 from dpfact_flower.evaluation.prose import titles, uninformative_message
-from dpfact_flower.evaluation.run_folder import read_model, read_summary
+from dpfact_flower.evaluation.run_folder import read_summary
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.cp import Matrices, match_columns
 
 _CHANCES = 20
@@ -32,7 +30,6 @@ _DIGITS = 6
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 FAIR = 0.85
 """Cosine above which two columns count as similar (Lorenzo-Seva and ten Berge, 2006)."""
-Model = tuple[Factors, tuple[Vocabulary, ...]]
 
 
 def comparison(folders: Sequence[Path]) -> str:
@@ -140,7 +137,7 @@ def _read(folders: Sequence[Path]) -> list[_Run]:
 def _content(runs: Sequence[_Run]) -> dict[str, Any]:
     first, *others = runs
     alike = [run for run in others if run.modes == first.modes and not run.uninformative]
-    found = () if first.uninformative else replications(first.folder, [run.folder for run in alike])
+    found = () if first.uninformative else [_replication(first, run) for run in alike]
     qualities, picture = _qualities(runs)
     return {
         "runs": runs,
@@ -172,40 +169,44 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
     return found, picture
 
 
-def check_beside(folder: Path, others: Sequence[Path]) -> None:
-    """Raise an error if one of the `others` is `folder` itself or has an uninformative model."""
-    for other in others:
-        if other.resolve() == folder.resolve():
-            raise SettingsError(f"beside: {other} is the run itself; give another run")
-        if uninformative_message(read_summary(other)):
-            raise SettingsError(f"beside: {other} learned nothing, so it says nothing about others")
-
-
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
-    """Match a run's phenotypes with those of other runs, which must have the same modes."""
-    ours, found = read_model(folder), []
-    for other in others:
-        left, right = _aligned(ours, read_model(other), other)
-        match, chance = match_columns(left, right), by_chance(left, right)
-        fair = round(FAIR ** len(left), _DIGITS)
-        pairs = [
-            Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
-            for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
-        ]
-        pairs.sort(key=lambda pair: pair.number)
-        how = protection(read_summary(other))
-        found.append(Replication(other.resolve().name, how, left[0].shape[1], tuple(pairs)))
-    return tuple(found)
+    """Match a run's phenotypes with those of other runs, which must have the same modes.
+
+    Raise an error if one of the `others` is the run itself or has an uninformative model.
+    """
+    first, *runs = _read([folder, *others])
+    for run in runs:
+        if run.folder.resolve() == folder.resolve():
+            raise SettingsError(f"beside: {run.folder} is the run itself; give another run")
+        if run.uninformative:
+            where = f"beside: {run.folder}"
+            raise SettingsError(f"{where} learned nothing, so it says nothing about others")
+    return tuple(_replication(first, run) for run in runs)
 
 
-def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Matrices, Matrices]:
+def _replication(first: _Run, other: _Run) -> Replication:
+    left, right = _aligned(first, other)
+    match, chance = match_columns(left, right), by_chance(left, right)
+    fair = round(FAIR ** len(left), _DIGITS)
+    pairs = [
+        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
+        for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
+    ]
+    pairs.sort(key=lambda pair: pair.number)
+    name, how = other.folder.resolve().name, protection(other.summary)
+    return Replication(name, how, first.model.rank, tuple(pairs))
+
+
+def _aligned(first: _Run, other: _Run) -> tuple[Matrices, Matrices]:
     """Return both models, each with a row for every code found in either model."""
-    names = [[v.name for v in lists] for _, lists in (ours, theirs)]
-    if names[0] != names[1]:
-        raise DataError(f"{other}: its modes are {', '.join(names[1])}; need {', '.join(names[0])}")
+    if first.modes != other.modes:
+        modes, needed = ", ".join(other.modes), ", ".join(first.modes)
+        raise DataError(f"{other.folder}: its modes are {modes}; need {needed}")
+    ours, theirs = first.model, other.model
     left: list[NDArray[np.float64]] = []
     right: list[NDArray[np.float64]] = []
-    for a, v, b, w in zip(*ours, *theirs, strict=True):
+    lists = zip(ours.factors, ours.vocabularies, theirs.factors, theirs.vocabularies, strict=True)
+    for a, v, b, w in lists:
         place = {code: i for i, code in enumerate(dict.fromkeys((*v.codes, *w.codes)))}
         for factor, codes, aligned in ((a, v.codes, left), (b, w.codes, right)):
             dense = np.zeros((len(place), factor.shape[1]))

@@ -147,11 +147,12 @@ def test_phenotypes_that_have_nothing_in_common_are_not_found_again(tmp_path):
 
 def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_path):
     """All have the same first list, so each has an equally good partner."""
-    run = run_folder(tmp_path / "run")
+    run, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other")
     factors, lists = read_model(run)
     factors[0][:] = factors[0][:, [0]]
-    write_model(run, factors, lists)
-    (found,) = replications(run, [run])
+    for folder in (run, other):
+        write_model(folder, factors, lists)
+    (found,) = replications(run, [other])
     assert [p.match for p in found.pairs] == pytest.approx([1.0] * 5)
     assert found.count == 0
     write_replications(run, (found,))
