@@ -175,30 +175,33 @@ def measure(
     for whole, site in zip(cohort.sites, selected.sites, strict=True):
         tag = data_tag(sites_folder / whole.name, whole.tensor.fingerprint())
         store = SiteStore(sites_folder, whole.name, job, tag)
-        if store.load() is not None:
+        if store.has_state:
             loaded.append((site, store))
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")
     sites, stores = zip(*loaded, strict=True)
 
-    def models() -> Iterator[tuple[SparseTensor, Factors]]:
-        """Yield each site's scaled tensor and its factors, one site at a time."""
-        for site, store in loaded:
+    def tensors() -> Iterator[SparseTensor]:
+        return (scaled(site.tensor, solver) for site in sites)
+
+    def models() -> Iterator[Factors]:
+        """Yield each site's factors, one site at a time."""
+        for store in stores:
             state = store.load()
-            assert state is not None  # this state was loaded before
-            yield scaled(site.tensor, solver), state.factors
+            assert state is not None  # sites without a state were left out
+            yield state.factors
 
     def fit(of: Factors) -> float:
-        tensors = (tensor for tensor, _ in models())
-        return shared_error(tensors, of, nonnegative=solver.nonnegative).fit
+        return shared_error(tensors(), of, nonnegative=solver.nonnegative).fit
 
     memberships = [
         scores(site.tensor, features, nonnegative=solver.nonnegative).astype(np.float32)
         for site in sites
     ]
     # Sites with a different loss did not minimise the squared error.
-    errors = _errors(stores, sites, models()) if losses.find(solver.loss).is_squared else None
-    fit_shared, fit_frequencies = fit(features), fit(code_frequencies(t for t, _ in models()))
+    both = zip(tensors(), models(), strict=True)
+    errors = _errors(stores, sites, both) if losses.find(solver.loss).is_squared else None
+    fit_shared, fit_frequencies = fit(features), fit(code_frequencies(tensors()))
     is_informative = fit_shared > fit_frequencies
     watch("measuring", 0.3)
     some = _some(memberships, sites)
@@ -221,7 +224,7 @@ def measure(
         watch("measuring", 0.8)
         give_back()
         rank = features[0].shape[1]  # with `auto_rank`, a site's own model has more columns
-        own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for _, m in models()]
+        own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for m in models()]
         tables = SharedPhenotypes(
             phenotype_table(memberships, features, sites),
             site_usage(own, [site.name for site in sites]),
