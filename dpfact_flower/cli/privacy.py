@@ -197,10 +197,11 @@ def show(
 
     FOLDER is the site's folder, or the state-dir that contains it.
     """
-    from dpfact_flower.privacy.ledger import Ledger
+    from dpfact_flower.privacy.ledger import Head, Ledger
 
     with Ledger(_find(folder, site), create=False) as ledger:
-        head, rows, path = ledger.head(), ledger.rows(), ledger.path
+        rows, path = ledger.rows(), ledger.path
+    head = Head.of(rows)
     running, totals = _accounted(rows, delta)
     if as_json:
         releases = [

@@ -148,6 +148,18 @@ def test_json_is_complete_and_holds_no_released_value(state_dir):
     assert shown["totals"][1]["claim"] == PATIENT_CLAIM
 
 
+def test_a_charge_during_the_command_changes_neither_rows_nor_head(state_dir, monkeypatch):
+    def rows(ledger):
+        found = usual(ledger)
+        charge(ledger, "late", len(found))
+        return found
+
+    usual = Ledger.rows
+    monkeypatch.setattr(Ledger, "rows", rows)
+    shown = json.loads(ledger_text("show", state_dir / "north", "--json"))
+    assert (shown["rows"], shown["head"]) == (5, shown["releases"][-1]["hash"])
+
+
 def test_nothing_charged_is_said(state_dir):
     assert "nothing was charged" in ledger_text("show", state_dir, "--site", "south")
     shown = json.loads(ledger_text("show", state_dir / "south", "--json"))
