@@ -175,7 +175,7 @@ def measure(
     for whole, site in zip(cohort.sites, selected.sites, strict=True):
         tag = data_tag(sites_folder / whole.name, whole.tensor.fingerprint())
         store = SiteStore(sites_folder, whole.name, job, tag)
-        if store.has_state:
+        if any(store.folder.glob("state-*.npz")):
             loaded.append((site, store))
     if not loaded:
         raise StateError(f"{sites_folder}: no site finished a round of this run")

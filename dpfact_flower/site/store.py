@@ -98,11 +98,6 @@ class SiteStore:
         (number, eta), factors = self._read(path, ("round", "eta"), way_out)
         return SiteState(number, tuple(factors), eta)
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the factors of a round are kept."""
-        return any(self.folder.glob(f"{_STATE}*.npz"))
-
     def keep_only(self, round_number: int) -> None:
         """Delete the factors of all other rounds. The given round must already be in the ledger."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot

@@ -166,11 +166,6 @@ def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
     assert [site.name for site in Cohort.load(tmp_path / "out").sites] == ["north", "south"]
 
 
-def test_groups_are_checked(tmp_path):
-    with pytest.raises(DPFactError, match="--group: need sites as SITE=1,2,3"):
-        dpfact("data", "synpuf", tmp_path, "--out", tmp_path / "out", "--group", "north=1;2")
-
-
 def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):
     """As in docs/how-to/deploy.md: one file per hospital, and a server with only code lists."""
     lists, nodes = [], []

@@ -165,6 +165,7 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["run", "--out", "x", "--data", "/nowhere"], "/nowhere"),
         (["data", "mimic3", "/nowhere", "--out", "x"], "/nowhere"),
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
+        (["data", "synpuf", ".", "--out", "x", "--group", "a=1;2"], "need sites as SITE=1,2,3"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "is not a Flower App"),
         (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
         (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),

@@ -126,16 +126,12 @@ def noisy_releases(rng, factors, mode, sites, sigma, patients=30):
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
-def test_unpack_gives_back_what_was_packed(size, rank, seed):
+def test_the_first_phenotypes_of_a_release_are_a_smaller_release(size, rank, seed):
     rng = np.random.default_rng(seed)
     m, g = rng.normal(size=(size, rank)), rng.normal(size=(rank, rank))
     g = g + g.T
-    packed = pack(m, g)
-    again = unpack(packed, size, rank)
-    np.testing.assert_allclose(again[0], m, rtol=1e-6)
-    np.testing.assert_allclose(again[1], g, rtol=1e-6)
     for kept in range(1, rank + 1):
-        fewer = first_columns(packed[None], size, rank, kept)[0]
+        fewer = first_columns(pack(m, g)[None], size, rank, kept)[0]
         np.testing.assert_array_equal(fewer, pack(m[:, :kept], g[:kept, :kept]))
 
 
@@ -263,14 +259,6 @@ def test_the_site_that_alone_has_a_phenotype_counts_most_where_noise_is_much():
     weights = refine.site_weights(usage, 1e4)
     np.testing.assert_allclose(weights[:, 0], [1, 0.5, 0.5], atol=0.02)
     np.testing.assert_allclose(weights[:, 1], [0.02, 1, 0.02], atol=0.001)
-
-
-def test_sites_count_alike_where_there_is_hardly_any_noise():
-    usage = np.array([[10.0, 1.0], [5.0, 8.0], [5.0, 2.0]])
-    np.testing.assert_array_equal(refine.site_weights(usage, 0.0), np.ones((3, 2)))
-    between = refine.site_weights(usage, 5.0)
-    half, whole = 5.2 / (5.2 + 5), 10.2 / (10.2 + 5)
-    np.testing.assert_allclose(between[:, 0], [1, half / whole, half / whole], rtol=1e-6)
 
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,6 @@ def test_a_whole_triangle_is_the_rows_from_the_diagonal_on(order):
     places = [(j, k) for j in range(order) for k in range(j, order)]
     packed = np.array([matrix[j, k] * (1 if j == k else math.sqrt(2)) for j, k in places])
     assert len(packed) == triangle.whole_size(order)
-    assert np.linalg.norm(packed) == pytest.approx(np.linalg.norm(matrix), rel=1e-14)
     # One multiplication and one division by sqrt(2), and a sum with 0: a few roundings of a value.
     again = triangle.unpack_whole(packed, order)
     np.testing.assert_allclose(again, matrix, rtol=4 * np.finfo(float).eps)

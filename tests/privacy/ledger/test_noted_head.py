@@ -39,17 +39,6 @@ def head_of(folder: Path) -> Head:
         return ledger.head()
 
 
-def test_the_newest_head_is_noted_for_the_owner_alone(site):
-    assert noted_head(site / LEDGER) == head_of(site)
-    assert note_of(site).stat().st_mode & 0o777 == 0o600
-
-
-def test_a_simulated_site_leaves_none(tmp_path):
-    with Ledger(tmp_path, create=True, durable=False) as ledger:
-        charge(ledger, "job", 1, "patient")
-    assert not note_of(tmp_path).exists()
-
-
 @pytest.mark.parametrize("other", ["an older copy", "one cut off", "a new one", "as long a one"])
 def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
     """Its budget would be the budget at the time of the copy."""
