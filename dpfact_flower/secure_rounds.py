@@ -94,7 +94,7 @@ class SecureRounds:
     def finish(
         self, number: int, replies: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
-        """Finish a round's secure sum, given the replies to the first attempt.
+        """Finish a round's secure sum, given the replies to the round's first request.
 
         Return replies without arrays, failures, and one total for each slot (group of sites). If
         the sum fails, return no totals, and replies only of the sites that were charged.

@@ -5,7 +5,7 @@ explain the patients' data. Refinement would need dozens of rounds, at a privacy
 this difference. A fit to surrogate patients removes the difference at no privacy cost, because such
 a fit is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of
 codes in each mode. The probability of drawing a code depends on the codes already drawn (naive
-Bayes). The more codes a typical patient has, the weaker this dependence is.
+Bayes). The module weakens this dependence if a typical patient has many codes.
 """
 
 import math

@@ -149,7 +149,7 @@ def first_line(
 ) -> str:
     """Summarise a run in one sentence, such as ``Twenty patterns; nine are stable``.
 
-    `words` are labels from `certainty`. `unit` names the tensor's rows, such as ``patients``.
+    `words` holds labels that `certainty` returned. `unit` names the rows, such as ``patients``.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):

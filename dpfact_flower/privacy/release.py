@@ -1,6 +1,6 @@
 """Define `Release`, the values that a site sends, and `ReleaseEvent`, which records the cost.
 
-The Flower client sends values derived from patients' data only as a `Release`. A release has one
+Values derived from patients' data leave the Flower client only in a `Release`. A release has one
 immutable `ReleaseEvent` for each array with noise. Events contain no information about patients'
 data. Only `paper.perturb`, `patient.release` and the functions in this module make a `Release`.
 """

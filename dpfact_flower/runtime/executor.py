@@ -100,7 +100,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 def _set_environment(state: Path) -> None:
     """Disable proxies and telemetry, and set the folders of Flower and numba, in `os.environ`.
 
-    Proxies are removed because a proxy would also receive traffic within the machine. Anyone who
+    Proxy settings are removed, because otherwise even local traffic could go to a proxy. Anyone who
     can write to numba's cache of compiled code can run code at the site. By default, the cache is
     therefore in the state folder. Flower needs a home folder on import, but stores nothing there.
     """

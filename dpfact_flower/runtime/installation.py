@@ -2,7 +2,7 @@
 
 Only ``install.sh`` needs root. The administrator should read this script before running it. To try
 a deployment on one machine, use ``start.sh``, which runs the units' commands as the current user.
-The certificates pass the strict checks of Python 3.13 and later.
+All TLS certificates pass the stricter verification of Python 3.13 and later.
 """
 
 import datetime

@@ -65,8 +65,8 @@ class Solver:
         """Return gamma, the elastic weight in eq. (norm).
 
         A relative weight is multiplied by the loss's curvature. Solvers with `steps` apply the
-        weight at every visit to a row, so they divide a relative weight for squared errors by the
-        mean number of visits per row. These solvers also limit a relative weight to 1 / (2 eta).
+        weight at each visit to a row. For squared errors, they divide a relative weight by the mean
+        number of visits per row. They limit this weight to 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma

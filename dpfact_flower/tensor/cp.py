@@ -243,9 +243,9 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
     The formula is from the section "Privacy" of the DPFact paper. After `match_columns`, the score
     is the mean over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the
-    columns' cosines. Here xi is the product of a component's column norms. For sequences of
-    factors, the term with xi is omitted, because components have no scale without the patients'
-    factor. If the ranks differ, the sum is divided by the larger rank, so a missing or spurious
+    columns' cosines. Here xi is the product of a component's column norms. For feature factors
+    alone, the term with xi is omitted, because only the patients' factor holds the components'
+    scale. If the ranks differ, the sum is divided by the larger rank, so a missing or spurious
     component counts as 0. (pyttb divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
