@@ -233,6 +233,31 @@ class RetryingGrid(Grid):
         self.seconds = {n: f.seconds for n, f in flights.items() if f.seconds < math.inf}
         return [flight.reply for flight in flights.values() if flight.reply is not None]
 
+    def ask_ready(
+        self, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
+    ) -> list[Readiness]:
+        """Ask the nodes whether they would answer `request` in a round of `timeout` seconds.
+
+        Wait at most `patience` seconds. The nodes do not read patients' data to answer.
+        """
+        arrays, config = request.to_wire()
+        content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
+        sent = [
+            Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
+            for node in nodes
+        ]
+        asking = RetryingGrid(self._grid, sent.append)
+        asking.registered = self.registered
+        began = time.time()
+        replies = asking.send_and_receive(list(sent))
+        ended = time.time()
+        node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+        answers = {n: Readiness(n, fault=f"no answer within {patience:g} s") for n in nodes}
+        for reply in replies:
+            node = node_of[reply.metadata.reply_to_message_id]
+            answers[node] = _read(node, reply, began, ended)
+        return list(answers.values())
+
     def _collect(self, exchange: Exchange, end: float) -> None:
         """Receive replies and repeat requests until all replies have arrived or the time is up."""
         patience, flights = 0.0, exchange.flights
@@ -291,30 +316,6 @@ def _says(reply: Message, error: type[errors.DPFactError]) -> bool:
 
 _UNKNOWN = ("No query function registered", "Invalid message type: query")
 """Error texts of ClientApps that have no `query` function and thus cannot answer a preflight."""
-
-
-def ask_ready(
-    grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
-) -> list[Readiness]:
-    """Ask the nodes whether they would answer `request` in a round of `timeout` seconds.
-
-    Wait at most `patience` seconds. The nodes do not read patients' data to answer.
-    """
-    arrays, config = request.to_wire()
-    content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
-    sent = [
-        Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
-        for node in nodes
-    ]
-    began = time.time()
-    replies = RetryingGrid(grid, sent.append).send_and_receive(list(sent), timeout=patience)
-    ended = time.time()
-    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    answers = {node: Readiness(node, fault=f"no answer within {patience:g} s") for node in nodes}
-    for reply in replies:
-        node = node_of[reply.metadata.reply_to_message_id]
-        answers[node] = _read(node, reply, began, ended)
-    return list(answers.values())
 
 
 def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:

@@ -7,14 +7,13 @@ from logging import INFO, WARNING
 
 from flwr.app import Message, MessageType
 from flwr.common import log
-from flwr.serverapp import Grid
 
 from dpfact_flower.collect import (
     POLL_SECONDS,
     RETURN_SECONDS,
     Exchange,
     InFlight,
-    ask_ready,
+    RetryingGrid,
     format_error,
     is_lost,
 )
@@ -36,7 +35,7 @@ class AsyncDispatcher:
     left out. `wait(True)` waits for all expected sites, and ends the run if there is no quorum.
     """
 
-    grid: Grid
+    grid: RetryingGrid
     coordinator: OnArrival
     names: SiteNames
     left_out: frozenset[int]
@@ -151,7 +150,7 @@ class AsyncDispatcher:
             if not unknown:
                 return
             sites = self.names.checked(
-                ask_ready(self.grid, unknown, request, timeout=self.timeout, patience=patience)
+                self.grid.ask_ready(unknown, request, timeout=self.timeout, patience=patience)
             )
         for site in sites:
             if site.fault:

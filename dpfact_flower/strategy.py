@@ -143,7 +143,7 @@ class DPFact(TrainOnlyStrategy):
         nodes = self._wait_for_sites(grid, first=server_round == 1)
         request = coordinator.request(number)
         if server_round == 1:
-            self._left_out |= self._not_ready(grid, nodes, request)
+            self._left_out |= self._not_ready(nodes, request)
         nodes = [node for node in nodes if node not in self._left_out]
         self._began = time.perf_counter()
         self._seconds = min(self._timeout, coordinator.seconds_for(number))
@@ -274,7 +274,7 @@ class DPFact(TrainOnlyStrategy):
             return str(error)
         return self._names.refusal(node, outcome.site, connected) or outcome
 
-    def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
+    def _not_ready(self, nodes: list[int], request: RoundRequest) -> frozenset[int]:
         """Ask nodes whether they are ready, and return those that would refuse a round."""
         coordinator, run = self.coordinator, self.coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -286,7 +286,7 @@ class DPFact(TrainOnlyStrategy):
             log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
                 "three minutes to answer after a run was killed",
                 patience)  # fmt: skip
-        answers = collect.ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
+        answers = self._grid.ask_ready(nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(answers, warn=judged)
         if not judged:  # secure sums need only the names
             return frozenset()

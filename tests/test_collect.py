@@ -12,6 +12,7 @@ from dpfact_flower.client_app import app as client_app
 from dpfact_flower.collect import RetryingGrid, RoundPolicy
 from dpfact_flower.runtime.grid import InProcessGrid
 from tests.patience import Clock
+from tests.test_strategy import make_strategy
 
 NEVER = float("inf")
 CONTENT = RecordDict({"config": ConfigRecord({"asked": 1})})
@@ -227,7 +228,7 @@ class Busy(Network):
     ("seconds", "status", "ends"), [(20, 500, False), (90, 500, True), (1, 403, True)]
 )
 def test_a_superlink_that_fails_for_a_moment_ends_no_run(monkeypatch, seconds, status, ends):
-    network = Busy({2: [(7, "release")]}, seconds, status)
+    network = Busy({2: [(7, "release")] * 2}, seconds, status)
     monkeypatch.setattr(collect, "time", network)
     grid = RetryingGrid(network, lambda message: None)
     messages = [Message(CONTENT, 2, "train", ttl=600, group_id="3")]
@@ -235,6 +236,10 @@ def test_a_superlink_that_fails_for_a_moment_ends_no_run(monkeypatch, seconds, s
         with pytest.raises(httpx.HTTPStatusError):
             grid.send_and_receive(messages)
         assert network.now < 40
+        request = make_strategy().coordinator.request(1)
+        with pytest.raises(httpx.HTTPStatusError):
+            grid.ask_ready([2], request, timeout=600.0, patience=600.0)
+        assert network.now < 80
         return
     (reply,) = grid.send_and_receive(messages)
     assert reply.has_content()
