@@ -17,7 +17,7 @@ from dpfact_flower.secure_rounds import SecureRounds
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
-from dpfact_flower.server.readiness import SiteNames, called, judge, write_readiness
+from dpfact_flower.server.readiness import SiteNames, called, judge, read_readiness, write_readiness
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
@@ -106,6 +106,9 @@ class DPFact(TrainOnlyStrategy):
             timeout=self._timeout, evaluate_fn=evaluate_fn,
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
+            folder, leave_out = coordinator.run_dir, coordinator.run.preflight == "leave-out"
+            if folder is not None and coordinator.resumed and leave_out:
+                self._left_out |= {site.node for site in read_readiness(folder) if site.fault}
             dispatcher = AsyncDispatcher(
                 grid, coordinator, names=self._names, left_out=self._left_out, read=self._read,
                 timeout=self._timeout, wait=lambda first: self._wait_for_sites(grid, first=first),

@@ -229,6 +229,16 @@ def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
     assert it.coordinator.finished_rounds == 8
 
 
+def test_who_was_left_out_is_not_asked_after_a_resume(play, tmp_path):
+    network, options = Unready({**TWO, 4: ("d", 10)}), {"durable": True, "preflight": "leave-out"}
+    network.until = 35.0
+    with pytest.raises(KilledError):
+        play(network, run_dir=tmp_path, **options)
+    network.until = math.inf
+    play(network, run_dir=tmp_path, resume=True, **options)
+    assert network.asked[4] == []
+
+
 # --- Synchronous, with grace
 
 

@@ -224,7 +224,7 @@ class Coordinator:
             bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
         )  # fmt: skip
         if enough:
-            self.rule.update(round_number, learned)
+            self._update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
             if self.run_dir is not None:  # the history helps users find the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
@@ -272,6 +272,9 @@ class Coordinator:
             "shape": self.feature_shape,
             "job": self.run.job,
         }
+
+    def _update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
+        self.rule.update(round_number, replies)
 
     def _state(self) -> dict[str, Array]:
         return self.rule.state()

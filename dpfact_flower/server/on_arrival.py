@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -99,21 +99,6 @@ class OnArrival(Coordinator):
         """Each site's unanswered request, including requests sent before the run was resumed."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
-    def close_round(
-        self, round_number: int, replies: Sequence[SiteReply], *args: Any, **measured: Any
-    ) -> RoundRecord:
-        """Close a synchronous round, and store the sites' replies."""
-        starts = self.rule.needs_quorum(round_number)
-        record = super().close_round(round_number, replies, *args, **measured)
-        self._version += 1
-        if record.updated and round_number >= self.rounds_in_step:
-            for reply in replies:
-                if reply.site in record.sites:
-                    last = self.factors if starts else reply.arrays
-                    self._sites[reply.site] = _Site(round_number, answered=round_number, last=last)
-        self.save()
-        return record
-
     def ask(self, name: str) -> RoundRequest | None:
         """Return a connected site's next request, or None if the site must wait or has finished.
 
@@ -185,6 +170,16 @@ class OnArrival(Coordinator):
         """Return preflight requests, of which each unfinished site would accept at least one."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
+
+    def _update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
+        """Update the model from a synchronous round, and store the sites' replies."""
+        starts = self.rule.needs_quorum(round_number)
+        super()._update(round_number, replies)
+        self._version += 1
+        if round_number >= self.rounds_in_step:
+            for reply in replies:
+                last = self.factors if starts else reply.arrays
+                self._sites[reply.site] = _Site(round_number, answered=round_number, last=last)
 
     def _next(self, name: str) -> int | None:
         """Return a site's next round, or None if the site must wait or has finished."""
