@@ -261,6 +261,8 @@ class RetryingGrid(Grid):
     def _collect(self, exchange: Exchange, end: float) -> None:
         """Receive replies and repeat requests until all replies have arrived or the time is up."""
         patience, flights = 0.0, exchange.flights
+        example = next(iter(flights.values()))
+        same = all(flight.content is example.content for flight in flights.values())
         while True:
             if any(map(is_lost, exchange.pull().values())) and self.policy.charged:
                 patience = time.monotonic() + RETURN_SECONDS
@@ -269,8 +271,8 @@ class RetryingGrid(Grid):
             due = exchange.due()
             if remaining >= LEAST_SECONDS and (due or self.policy.required):
                 connected = set(self.get_node_ids()) - self.policy.left_out
-                if self.policy.required or lost - connected:  # a lost site may return as a new node
-                    example = next(iter(flights.values()))
+                # A lost site may return as a new node, but must not get another site's request.
+                if same and (self.policy.required or lost - connected):
                     for node in connected - flights.keys():
                         flights[node] = InFlight(example.content, example.group, example.began, end)
                 exchange.send(exchange.due() & connected)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flwr.app import Message
 
-from dpfact_flower.collect import MOST_ASKED, format_error
+from dpfact_flower.collect import MOST_ASKED, format_error, is_lost
 from dpfact_flower.errors import DataError, MessageError, QuorumError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json
@@ -39,12 +39,9 @@ class SecureRounds:
         self._nodes: dict[str, int] = {}
         self._failed: dict[str, str] = {}
 
-    def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Collect the sites' public keys, or read a resumed run's keys from disk."""
+    def _agree(self, number: int) -> None:
+        """Collect the sites' public keys."""
         coordinator = self._coordinator
-        self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
-        if coordinator.resumed and self._read():
-            return
         for _ in range(MOST_ASKED):
             assert coordinator.secure is not None
             if len(self._nodes) < coordinator.run.min_sites:
@@ -70,9 +67,11 @@ class SecureRounds:
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
         """Return a round's first requests. Nodes without keys get no request for a secure sum."""
         coordinator = self._coordinator
+        self._nodes |= {self._names.of(node): node for node in nodes if self._names.of(node)}
+        if not (self._members or (coordinator.resumed and self._read())):
+            self._agree(number)  # before the first round
         self.current, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
-        self._nodes |= {self._names.of(node): node for node in nodes if self._names.of(node)}
         if planned is None:
             return dict.fromkeys(nodes, request)
         self.current = SecureSum(self._members, self._last, request, planned)
@@ -87,9 +86,10 @@ class SecureRounds:
         """Write the sites' public keys and the latest attempt to the run's folder."""
         self._last, coordinator = last, self._coordinator
         if coordinator.run_dir is not None:
-            members = [[m.site, m.key.hex(), m.signature.hex()] for m in self._members]
+            stage = SecureStage("sum", last.number, self._members, last.asked).to_text()
+            kept = {"round": last.round, "opened": last.opened, "stage": stage}
             with replacing(coordinator.run_dir / SECURE, durable=coordinator.durable) as file:
-                file.write(json.dumps({"members": members, "last": last}).encode())
+                file.write(json.dumps(kept).encode())
 
     def finish(
         self, number: int, replies: Mapping[int, Message]
@@ -129,26 +129,30 @@ class SecureRounds:
         take: Callable[[str, Sequence[bytes]], None],
     ) -> None:
         """Pass each reply's byte strings to `take`. Record reasons for failures in `_failed`."""
-        sites = {node: site for site, node in self._nodes.items()}
+        lost = {node for node, reply in replies.items() if is_lost(reply)}
+        nodes = {*self._nodes.values(), *replies} - lost
         for node, reply in replies.items():
             try:
                 if reply.has_error():
                     raise MessageError(format_error(reply.error))
                 payload = records.read_reply(reply)
                 site, parts = read_parts(payload.arrays, payload.config, number)
-                if site != sites.get(node):
-                    raise MessageError(f"calls itself {site!r}")
+                if fault := self._names.refusal(node, site, nodes):
+                    raise MessageError(fault)
+                if site not in asked:
+                    raise MessageError(f"reply of site {site!r}: this site was not asked")
                 take(site, parts)
+                self._nodes[site] = node  # the site may have returned as another node
                 self._failed.pop(site, None)
             except MessageError as error:
-                self._failed[sites.get(node, str(node))] = str(error)
+                self._failed[self._names.of(node) or called(node, "")] = str(error)
         for site in asked:
             if self._nodes.get(site) not in replies:
                 self._failed.setdefault(site, "no reply in time")
 
     def _failures(self) -> list[Failure]:
         return [
-            Failure(called(self._nodes.get(site, 0), site), reason)
+            Failure(called(self._nodes[site], site) if site in self._nodes else site, reason)
             for site, reason in sorted(self._failed.items())
         ]
 
@@ -158,13 +162,12 @@ class SecureRounds:
             return False
         try:
             content = from_json((folder / SECURE).read_bytes())
-            self._members = tuple(
-                MemberKey(site, *map(bytes.fromhex, parts)) for site, *parts in content["members"]
-            )
-            number, attempt, names, opened = content["last"]
-            self._last = Attempt(number, attempt, tuple(names), opened)
+            stage = SecureStage.from_text(content["stage"])
+            number, opened = content["round"], content["opened"]
         except (OSError, KeyError, TypeError, ValueError):
             raise DataError(
                 f"{folder / SECURE}: damaged; restore it from a copy, or start a new run"
             ) from None
+        self._members = stage.members
+        self._last = Attempt(number, stage.attempt, stage.asked, opened)
         return True

@@ -150,22 +150,26 @@ class DPFact(TrainOnlyStrategy):
         nodes = [node for node in nodes if node not in self._left_out]
         self._began = time.perf_counter()
         self._seconds = min(self._timeout, coordinator.seconds_for(number))
+        self._sent.clear()
+        self._came = []
         requests = dict.fromkeys(nodes, request)
         if self._secure is not None:
-            if server_round == 1:
-                self._secure.agree(nodes, number)
             requests = self._secure.requests(number, nodes)
         coordinator.begin()
-        self._came = []
         grid.policy = collect.RoundPolicy(
             charged=bool(coordinator.rule.planned_events(number)),
             required=coordinator.rule.needs_quorum(number),
-            left_out=self._left_out,
+            left_out=self._others(nodes, requests),
             quorum=coordinator.run.min_sites,
             grace=self._timeout if self._seconds < self._timeout else 0.0,
         )
-        self._sent[:] = self._messages(requests)
-        return list(self._sent)
+        messages = self._messages(requests)
+        self._sent += messages
+        return messages
+
+    def _others(self, nodes: Iterable[int], asked: Collection[int]) -> frozenset[int]:
+        """Return nodes that get no request. A node without a name may be a site that was lost."""
+        return self._left_out | {n for n in nodes if self._names.of(n) and n not in asked}
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
         """Make a message for each node. Pack a request once, even if it goes to several nodes."""
@@ -180,7 +184,8 @@ class DPFact(TrainOnlyStrategy):
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
         """Send a secure sum's additional requests in a round. Return the replies by node."""
-        self._grid.policy = collect.RoundPolicy(charged=charged)
+        others = self._others(self._grid.get_node_ids(), requests)
+        self._grid.policy = collect.RoundPolicy(charged=charged, left_out=others)
         messages = self._messages(requests)
         self._sent += messages
         came = self._by_node(self._grid.send_and_receive(messages, timeout=self._seconds))
@@ -226,9 +231,7 @@ class DPFact(TrainOnlyStrategy):
     def _usable(
         self, number: int, came: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        lost = {
-            node: self._names.of(node) for node, reply in came.items() if collect.is_lost(reply)
-        }
+        lost = {n: self._names.of(n) for n, reply in came.items() if collect.is_lost(reply)}
         nodes = dict.fromkeys(message.metadata.dst_node_id for message in self._sent)
         shapes = self.coordinator.rule.reply_shapes(number)
         usable: list[SiteReply] = []
@@ -239,9 +242,7 @@ class DPFact(TrainOnlyStrategy):
                 usable.append(outcome)
             else:
                 failed[node] = outcome
-        for node in nodes:
-            if node not in came:
-                failed[node] = f"no reply within {self._seconds:g} s"
+        failed |= {n: f"no reply within {self._seconds:g} s" for n in nodes if n not in came}
         back = {reply.site for reply in usable}  # a site may return with a new node number
         return usable, [
             Failure(called(node, self._names.of(node)), reason)
