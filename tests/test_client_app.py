@@ -122,11 +122,11 @@ def test_another_hospitals_file_is_refused_before_anything_is_charged(
 ):
     """Its patients would be released again and charged to this hospital's budget."""
     node = site_config(cohort_folder, tmp_path, "site-2") | {"site": "site-1"}
-    for more in ({}, {"data-site": "site-3"}):
+    for more, says in ({}, "site is 'site-1'"), ({"data-site": "site-3"}, "data-site is 'site-3'"):
         grid = InProcessGrid(client_app, [{**node, **more}])
         reply = send(grid, records.ask(*request_wire), ask)
         assert reply.error.reason.startswith("dpfact:settings")
-        assert "the file belongs to site 'site-2', but site is 'site-1'" in caplog.text
+        assert f"the file belongs to site 'site-2', but {says}" in caplog.text
     assert not (tmp_path / "state").exists()
 
 

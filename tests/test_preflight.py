@@ -166,7 +166,7 @@ def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
 def test_what_may_stop_a_run_later_is_warned_of(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     found = [
-        Readiness(2, "north", "", "0.1.0", -2.0),  # just accepted
+        Readiness(2, "north", "", "0.1.0", -3.0),  # just accepted
         Readiness(3, "south", "", "0.0.9", -130.0),
         Readiness(4, "east", "", "", 7.0),
     ]

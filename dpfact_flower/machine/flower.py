@@ -12,6 +12,8 @@ KNOWN = ("1.41", "1.42")
 """Tested releases of Flower, newest last. A deployment refuses all other releases."""
 RANGE = ">=1.41,<1.43"
 """The tested releases in pip's syntax, as in pyproject.toml."""
+CLOCK_SECONDS = 3.0
+"""Accepted error of a site's clock, in seconds. Flower refuses a clock 5 s ahead."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

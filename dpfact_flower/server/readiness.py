@@ -14,12 +14,11 @@ from pathlib import Path
 
 from dpfact_flower.errors import DataError, QuorumError, code_in, heard
 from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.flower import CLOCK_SECONDS
 from dpfact_flower.machine.parsed import from_json
 
 _logger = logging.getLogger(__name__)
 READINESS = "preflight.json"
-_CLOCK_SECONDS = 2.0
-"""Accepted error of a site's clock, in seconds. Flower refuses a clock 5 s ahead."""
 _REGISTER = "register each key with its hospital's name: flwr supernode register --name"
 _MEANING = {
     "privacy-refused": "it does not allow this mode or rule, or has too little budget or too few "
@@ -72,7 +71,7 @@ class Readiness:
             warnings.append(
                 f"{name} has version {self.version} of dpfact-flower; the server has {own}"
             )
-        if abs(self.clock) > _CLOCK_SECONDS:
+        if abs(self.clock) > CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"
             warnings.append(f"{name}: its clock is {abs(self.clock):.0f} s {side}; use NTP")
         return warnings

@@ -20,7 +20,7 @@ from pathlib import Path
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine import files
-from dpfact_flower.machine.flower import KNOWN, version_faults
+from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.site.admission import largest_run
@@ -42,8 +42,6 @@ _LEAST_ROOM = 2**28
 """Free disk space, in bytes, required for the ledger rows and last requests of other runs."""
 _CONNECT_SECONDS = 10.0
 _SOON = 30 * 86_400
-_CLOCK_SECONDS = 3.0
-"""Accepted difference, in seconds, from the centre's clock. Flower refuses a clock 5 s ahead."""
 _SHOWN = 3
 """Maximum number of installed files to report as changeable by other users."""
 
@@ -322,7 +320,7 @@ def _clock_faults(sent: str | None) -> list[str]:
     if not sent:
         return []
     ahead = time.time() - parsedate_to_datetime(sent).timestamp()
-    if abs(ahead) <= _CLOCK_SECONDS:
+    if abs(ahead) <= CLOCK_SECONDS:
         return []
     side = "ahead of" if ahead > 0 else "behind"
     return [f"this clock is {abs(ahead):.0f} s {side} the centre's: use NTP"]

@@ -96,11 +96,12 @@ def check_choices(settings: SiteSettings) -> None:
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
     """Refuse data of another site, because this site's ledger would be charged for that data."""
+    key = "data-site" if settings.data_site else "site"
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(
-            f"data-path: the file belongs to site {name!r}, but site is {settings.site!r}; name "
-            f"the right file, or set data-site = {name!r} if these are this site's patients"
+            f"data-path: the file belongs to site {name!r}, but {key} is {expected!r}; name the "
+            f"right file, or set data-site = {name!r} if these are this site's patients"
         )
 
 
