@@ -183,7 +183,7 @@ def _patient_request(sizes: tuple[int, ...], rank: int) -> Any:
     plan = plan_patient(privacy, sizes=sizes, rank=rank)
     return RoundRequest(
         job="bench", round=1, rounds=plan.rounds, seed=0, solver=SolverSettings(rank=rank),
-        privacy=privacy, vocabulary="", anchors=(),
+        privacy=privacy, vocabulary="", anchors=(), rule="patient",
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _request_of(sizes: tuple[int, ...], rank: int, solver: str) -> Any:
         solver=SolverSettings(
             rank=rank, tau=1, solver=solver, eta=1e-4, zeros=zeros, relative_l21=0.0
         ),
-        privacy=PrivacySettings(privacy="none"), vocabulary="",
+        privacy=PrivacySettings(privacy="none"), vocabulary="", rule="elastic",
         anchors=initial_factors(sizes, rank, 0),
     )  # fmt: skip
 

@@ -73,7 +73,7 @@ class AuditTarget:
             planned = self.plan.release_of(number)
             carries = carried_by(planned)
             request = RoundRequest(
-                JOB, number, self.plan.rounds, 0, solver, self.privacy, "",
+                JOB, number, self.plan.rounds, 0, solver, self.privacy, "", rule="patient",
                 anchors=anchors if "anchors" in carries else (),
                 selection=selection if "selection" in carries else (),
             )  # fmt: skip

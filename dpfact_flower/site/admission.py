@@ -122,7 +122,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
-    rule, vocabularies = site_rules.find(request.rule_name), hospital.source.vocabularies
+    rule, vocabularies = site_rules.find(request.rule), hospital.source.vocabularies
     return rule(vocabularies, request, site=hospital.name, simulation=hospital.simulation)
 
 
@@ -165,7 +165,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     """Refuse a request for a mode, rule or size that the hospital's settings do not allow."""
     for name, value, allowed in (
         ("privacy", request.privacy.privacy, settings.allow_privacy),
-        ("rules", request.rule_name, settings.allow_rules),
+        ("rules", request.rule, settings.allow_rules),
     ):
         if value not in allowed.split(","):
             raise PrivacyRefusedError(

@@ -70,8 +70,8 @@ class RoundRequest:
     privacy: PrivacySettings
     vocabulary: str
     anchors: Factors
+    rule: str
     selection: Selection = ()
-    rule: str = ""
     usages: NDArray[np.float64] | None = None
     answered: Mapping[str, int] = field(default_factory=dict)
     secure: SecureStage | None = None
@@ -131,16 +131,11 @@ class RoundRequest:
             vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
             anchors=_checked_factors(anchors, solver.rank),
             selection=_checked_selection(selection),
-            rule=_name(config, "rule") if "rule" in config else "",
+            rule=_name(config, "rule"),
             usages=_usages(config),
             answered=_answered(config),
             secure=secure,
         )
-
-    @property
-    def rule_name(self) -> str:
-        """Name of the run's rule. The default depends on the privacy mode."""
-        return self.rule or self.privacy.default_rule
 
     @cached_property
     def terms(self) -> str:

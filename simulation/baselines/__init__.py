@@ -87,7 +87,7 @@ def start(cohort: Cohort, solver: SolverSettings, seed: int) -> list[Factors]:
     anchors = initial_factors(cohort.sites[0].tensor.feature_shape, solver.rank, seed)
     request = RoundRequest(
         job="start", round=1, rounds=1, seed=seed, solver=solver,
-        privacy=PrivacySettings(privacy="none"), vocabulary="", anchors=anchors,
+        privacy=PrivacySettings(privacy="none"), vocabulary="", anchors=anchors, rule="elastic",
     )  # fmt: skip
     return [
         initial_state(tensor, request, np.random.default_rng(stream(request, site.name))).factors

@@ -76,7 +76,7 @@ def write_state(root: Path, site: SiteData) -> SiteStore:
         store.note(RoundMeasures(number, error, 0.01))
     request = RoundRequest(
         job="job", round=2, rounds=2, seed=0, solver=SOLVER, privacy=PrivacySettings(),
-        vocabulary="", anchors=factors[1:],
+        vocabulary="", anchors=factors[1:], rule="patient",
         selection=tuple(np.arange(n, dtype=np.int32) for n in SIZES),
     )  # fmt: skip
     store.keep_ending(*request.to_wire())

@@ -44,7 +44,7 @@ def make_request(data, number, privacy=PLANNED, solver=SOLVER, **changes) -> Rou
     selection = tuple(np.arange(size, dtype=np.int32) for size in privacy.codes_kept)
     request = RoundRequest(
         job="job", round=number, rounds=plan.rounds, seed=3, solver=solver, privacy=privacy,
-        vocabulary=joint_digest(data.vocabularies),
+        vocabulary=joint_digest(data.vocabularies), rule="patient",
         anchors=initial_factors(kept, solver.rank, 5) if kind in ("refine", "finish") else (),
         selection=() if kind == "codes" else selection,
     )  # fmt: skip

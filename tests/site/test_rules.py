@@ -11,7 +11,6 @@ from dpfact_flower.privacy.patient import release
 from dpfact_flower.privacy.patient.statistics import code_counts
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import Site
-from dpfact_flower.site.elastic import ElasticRound
 from dpfact_flower.site.round import RoundOutcome, RoundWork
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.tensor import SparseTensor
@@ -184,11 +183,3 @@ def test_a_rule_is_not_asked_in_another_rules_mode(data, tmp_path, rule, privacy
                      max_epsilon=0.0 if allowed == "none" else 5.0)  # fmt: skip
     with pytest.raises(MessageError, match="has no mode"):
         site.answer(asked)
-
-
-def test_without_a_name_the_rule_is_the_modes_own(data, tmp_path):
-    asked = request("", privacy=PrivacySettings(privacy="none"))
-    site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0, allow_rules="elastic")
-    assert asked.rule_name == "elastic"
-    assert len(site.answer(asked).arrays) == 2
-    assert site_rules.find("elastic") is ElasticRound

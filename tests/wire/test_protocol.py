@@ -41,7 +41,7 @@ def make_request(**changes) -> RoundRequest:
         job="job-1", round=2, rounds=5, seed=7,
         solver=SolverSettings(rank=RANK, solver="psgd", eta=1e-3),
         privacy=PrivacySettings(privacy="paper"),
-        vocabulary="0a,1b", anchors=make_factors(),
+        vocabulary="0a,1b", anchors=make_factors(), rule="elastic",
     )  # fmt: skip
     return replace(request, **changes)
 
