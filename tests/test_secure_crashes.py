@@ -261,7 +261,7 @@ def test_a_site_that_dies_at_any_write_of_any_stage_says_the_same_again(stages, 
                 with Ledger(watched.folder / "site-2", create=False) as ledger:
                     row = ledger.rows()[-1]
                     assert row.round == number
-                    assert row.holds(Share(kept["noisy"], row.events))
+                    assert ledger.holds(row, Share(kept["noisy"], row.events))
             if stage != "keys":
                 further = watched.answer("site-2", further_attempt(message))
                 assert further.has_error() == (stage == "open")

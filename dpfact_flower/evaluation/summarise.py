@@ -34,7 +34,7 @@ from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account, guarantee
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, keyed_hash
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
@@ -173,7 +173,7 @@ def measure(
     selected = cohort.select_codes(coordinator.rule.selection)
     loaded = []
     for whole, site in zip(cohort.sites, selected.sites, strict=True):
-        tag = data_tag(sites_folder / whole.name, whole.tensor.fingerprint())
+        tag = keyed_hash(sites_folder / whole.name, job, whole.tensor.fingerprint())
         store = SiteStore(sites_folder, whole.name, job, tag)
         if any(store.folder.glob("state-*.npz")):
             loaded.append((site, store))

@@ -11,14 +11,14 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from traceback import clear_frames
 
 from dpfact_flower.data.site_data import SiteData, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
-from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, data_tag
+from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, keyed_hash
 from dpfact_flower.privacy.release import claim_of
 from dpfact_flower.site.admission import Admitted, admitted, check_follows
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
@@ -88,7 +88,7 @@ class Site:
         store = self._hospital.store(request.job, last.fingerprint if last else "")
         try:
             store.note_selection(request.selection_digest)
-            store.keep_ending(*request.to_wire())
+            store.keep_ending(*replace(request, answered={}).to_wire())  # of bounded size
             forget(store.folder)
         except OSError as error:  # the server ends the run in any case
             _logger.error("the last request of job %s cannot be kept (%s)", request.job, error)
@@ -99,10 +99,9 @@ class Site:
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
         if secure is not None:  # a later stage or attempt: the vector was charged before
-            share = Share(secure.vector, row.events)
-            _check_charged(row, share)
+            _check_charged(ledger, row, Share(secure.vector, row.events))
             is_opening = secure.stage.stage == "open"
-            return secure.opened() if is_opening else secure.answer(lambda: share.values)
+            return secure.opened() if is_opening else secure.answer(lambda: secure.vector)
         sent = ledger.release_of(row.job, row.round)
         if sent is None:
             sent = self._made_again(admission, ledger, row, progress)
@@ -124,7 +123,7 @@ class Site:
         if release is None:
             check_follows(request, row)  # raises an error: the round is over
         assert release is not None
-        _check_charged(row, release)
+        _check_charged(ledger, row, release)
         return release
 
     @contextmanager
@@ -167,7 +166,7 @@ class Site:
         """Compute a release, store the site's state, and charge the release before the deadline."""
         hospital, request = self._hospital, admission.request
         data = hospital.source.read()
-        fingerprint = data_tag(hospital.folder, data.fingerprint)
+        fingerprint = keyed_hash(hospital.folder, request.job, data.fingerprint)
         admission.check_same_data(fingerprint)
         store, last, kept = hospital.store(request.job, fingerprint), admission.last, JobState()
         if last is not None:
@@ -222,9 +221,9 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
     return secure.answer(lambda: release.values)
 
 
-def _check_charged(row: LedgerRow, release: Release | Share) -> None:
+def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> None:
     """Raise an error if a release differs from the release that was charged."""
-    if not row.holds(release):
+    if not ledger.holds(row, release):
         raise StateError(f"round {row.round} of job {row.job!r} was released with other values")
 
 

@@ -312,8 +312,12 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     finally:
         connection.close()
     certificates_seen = (peer, *trusted.get_ca_certs())
-    ends = [str(each["notAfter"]) for each in certificates_seen if "notAfter" in each]
-    return [*_clock_faults(sent), *_expiry_faults(address, ends)]
+    ends = {str(each["notAfter"]): None for each in certificates_seen if "notAfter" in each}
+    return _clock_faults(sent) + [
+        f"a certificate of {address} expires on {end}: ask the centre for a new one"
+        for end in ends
+        if ssl.cert_time_to_seconds(end) - time.time() < _SOON
+    ]
 
 
 def _clock_faults(sent: str | None) -> list[str]:
@@ -324,14 +328,6 @@ def _clock_faults(sent: str | None) -> list[str]:
         return []
     side = "ahead of" if ahead > 0 else "behind"
     return [f"this clock is {abs(ahead):.0f} s {side} the centre's: use NTP"]
-
-
-def _expiry_faults(address: str, ends: list[str]) -> list[str]:
-    return [
-        f"a certificate of {address} expires on {end}: ask the centre for a new one"
-        for end in dict.fromkeys(ends)
-        if ssl.cert_time_to_seconds(end) - time.time() < _SOON
-    ]
 
 
 CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {

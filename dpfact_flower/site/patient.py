@@ -19,7 +19,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MessageError, SettingsError, StateError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, ReleaseEvent
-from dpfact_flower.privacy.ledger import data_tag
+from dpfact_flower.privacy.ledger import keyed_hash
 from dpfact_flower.privacy.patient import release, share
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carried_by
@@ -177,7 +177,7 @@ def refit(
 ) -> RoundMeasures:
     """Fit and store a site's own model of its patients, pulled towards the final global factors."""
     hospital = Hospital(data, settings, simulation)
-    store = hospital.store(job, data_tag(hospital.folder, data.fingerprint))
+    store = hospital.store(job, keyed_hash(hospital.folder, job, data.fingerprint))
     request = last_request(store)
     tensor = data.select_codes(request.selection).tensor
     if tensor.nnz == 0:

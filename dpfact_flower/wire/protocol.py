@@ -133,7 +133,7 @@ class RoundRequest:
             selection=_checked_selection(selection),
             rule=_name(config, "rule"),
             usages=_usages(config),
-            answered=_answered(config),
+            answered=_answered(config, rounds),
             secure=secure,
         )
 
@@ -256,12 +256,14 @@ def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
     raise MessageError(f"{where}: has values beyond {limit:g}")
 
 
-def _answered(config: Mapping[str, object]) -> dict[str, int]:
+def _answered(config: Mapping[str, object], rounds: int) -> dict[str, int]:
     try:
-        rounds = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
-        return {str(site): int(number) for site, number in rounds.items()}
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        raise MessageError(f"{_ANSWERED}: need rounds by site") from None
+        answered = {**from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))}
+        for site in answered:
+            check_name(_ANSWERED, site)
+        return {site: _whole(answered, site, least=1, most=rounds) for site in answered}
+    except (TypeError, ValueError):
+        raise MessageError(f"{_ANSWERED}: need rounds of this run by site") from None
 
 
 def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:

@@ -77,12 +77,10 @@ class SecureStage:
             raise MessageError(f"secure sum: damaged ({type(error).__name__})") from None
         if stage not in STAGES or type(attempt) is not int or not 0 <= attempt <= LARGEST:
             raise MessageError(f"secure sum: no such stage or attempt, got {shown(stage)}")
-        names = [member.site for member in members]
-        for key, sites in (("members", names), ("asked", list(asked))):
+        for key, sites in (("members", [m.site for m in members]), ("asked", list(asked))):
             if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
                 raise MessageError(f"secure sum: {key} must be different names in order")
-        if stage == "keys":
-            names = list(asked)
+        names = asked if stage == "keys" else [member.site for member in members]
         if not names or not {*asked, *sealed} <= set(names):
             raise MessageError("secure sum: asked and sealed must name members")
         return cls(stage, attempt, members, asked, sealed)

@@ -15,7 +15,7 @@ from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.ledger import LedgerRow, data_tag
+from dpfact_flower.privacy.ledger import LedgerRow, keyed_hash
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
@@ -102,7 +102,7 @@ def events_of(tmp_path) -> list[ReleaseEvent]:
 
 def store_of(data, tmp_path, job="job") -> SiteStore:
     state = tmp_path / "state"
-    return SiteStore(state, "site-1", job, data_tag(state / "site-1", data.fingerprint))
+    return SiteStore(state, "site-1", job, keyed_hash(state / "site-1", job, data.fingerprint))
 
 
 def refusal(client, request, caplog) -> tuple[str, str]:

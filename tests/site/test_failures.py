@@ -190,7 +190,7 @@ BEFORE = {
     "drawing noise": (patient, "release"),
     "checking what was announced": (answer, "compute"),
     "charging": (Ledger, "charge"),
-    "the data's tag": (answer, "data_tag"),
+    "the data's tag": (answer, "keyed_hash"),
     "checking that the data is the job's": (admission.Admitted, "check_same_data"),
     "the store": (hospital.Hospital, "store"),
     "the ledger's key": (answer, "ReleaseKey"),

@@ -2,8 +2,8 @@
 
 Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row of this file records one
 release: the request, the privacy cost and the float32 values that were sent. If the values have no
-noise, or are a share of a secure sum, the row contains only a hash of the values. All jobs and all
-data files of a site share one privacy budget.
+noise, or are a share of a secure sum, the row contains only a keyed hash of the values. All jobs
+and all data files of a site share one privacy budget.
 
 *Durability.* `Ledger.charge` returns only after one transaction has written the row and the
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
@@ -16,13 +16,13 @@ or truncated must be damaged. In simulations (`durable` is False), writes may be
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
 edits. A file next to the ledger (see `noted_head`) contains the ledger's newest head: the number of
 rows and the last hash. An old copy that replaces the ledger does not match the newest head. To
-detect a rewrite of both files, keep a copy of the site's log, which lists all heads.
+detect a rewrite of both files, keep a copy of the heads in the site's log, without their times.
 
 *Secrecy.* Each row includes random bytes, so a head reveals only the number of rows. A row contains
-only an HMAC of the data's fingerprint, and the HMAC's key is stored next to the ledger. The time in
-a row is the time of the request, which does not depend on patients' data. A head, a backup and
-`dpfact ledger show` therefore reveal nothing about patients except the released values. Protect the
-key, and any folder that contains the key, like patient data.
+only an HMAC of the job and the data's fingerprint, and the HMAC's key is stored next to the ledger.
+The time in a row is the time of the request, which does not depend on patients' data. A head, a
+backup and `dpfact ledger show` therefore reveal nothing about patients except the released values.
+Protect the key, and any folder that contains the key, like patient data.
 
 Two processes may use the same ledger. The ledger's folder must be on a local disk, because SQLite's
 locks are unreliable on network shares.
@@ -33,7 +33,7 @@ from dpfact_flower.privacy.ledger.file import Head as Head
 from dpfact_flower.privacy.ledger.file import LedgerRow as LedgerRow
 from dpfact_flower.privacy.ledger.file import ReleaseKey as ReleaseKey
 from dpfact_flower.privacy.ledger.file import data_key as data_key
-from dpfact_flower.privacy.ledger.file import data_tag as data_tag
+from dpfact_flower.privacy.ledger.file import keyed_hash as keyed_hash
 from dpfact_flower.privacy.ledger.file import noted_head as noted_head
 from dpfact_flower.privacy.ledger.file import read_key as read_key
 from dpfact_flower.privacy.ledger.ledger import Ledger as Ledger

@@ -33,7 +33,8 @@ START = "0" * 64
 class ReleaseKey(NamedTuple):
     """The identity of a request. Requests with equal identities always get identical replies.
 
-    `fingerprint` is a keyed hash of the site's tensor, and `request` is the request's digest.
+    `fingerprint` is a keyed hash of the job and the site's tensor, so equal data of two jobs have
+    different values. `request` is the request's digest.
     """
 
     fingerprint: str
@@ -69,9 +70,9 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger, without the released bytes.
 
-    `payload_kept` is true if the ledger stores the released bytes. `recorded` is the time of the
-    request in UTC, by the site's clock. `shapes` is empty if nothing left the site, and `events` is
-    empty if values left the site without noise.
+    `payload_kept` is true if the ledger stores the released bytes. Otherwise, `payload_sha256` is a
+    keyed hash. `recorded` is the time of the request in UTC. `shapes` is empty if nothing left the
+    site, and `events` is empty if values left the site without noise.
     """
 
     number: int
@@ -103,20 +104,9 @@ class LedgerRow:
         return ReleaseKey(self.fingerprint, self.job, self.round, self.request)
 
     @property
-    def shared(self) -> bool:
-        """Whether the release is a share of a secure sum. Values of shares are not stored."""
-        return any(event.shared for event in self.events)
-
-    @property
     def unprotected(self) -> bool:
         """Whether values left the site without noise."""
         return bool(self.shapes) and not self.events
-
-    def holds(self, release: Release | Share) -> bool:
-        """Return whether the row records exactly this release."""
-        shapes = tuple(array.shape for array in release.arrays)
-        digest = digest_of(pack(release.arrays))
-        return (self.shapes, self.payload_sha256, self.events) == (shapes, digest, release.events)
 
 
 def chained(previous: str, document: str) -> str:
@@ -125,13 +115,13 @@ def chained(previous: str, document: str) -> str:
 
 
 def document_of(
-    key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
+    key: ReleaseKey, terms: str, release: Release | Share, digest: str, recorded: datetime
 ) -> str:
     """Return a new row as JSON, with random bytes so that the row's hash reveals no content."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
-        "payload_sha256": digest_of(payload),
+        "payload_sha256": digest,
         "events": list(map(asdict, release.events)),
         "random": secrets.token_hex(32),
     })  # fmt: skip
@@ -247,9 +237,9 @@ def note_head(ledger: Path, head: Head) -> None:
         file.write(str(head).encode())
 
 
-# Rows contain a hash of the data, computed with a secret key. Without the key, anyone who knew all
-# other patients' data could test whether a given patient is included. If the key is lost, the site
-# makes a new key. Running jobs then cannot continue, but all charges still count.
+# Rows contain hashes computed with a secret key. Without the key, anyone who knew all other
+# patients' data could test whether a given patient is included, or guess a small share. If the key
+# is lost, the site makes a new key. Running jobs then cannot continue, but all charges still count.
 
 
 def read_key(folder: Path) -> bytes | None:
@@ -278,6 +268,8 @@ def data_key(folder: Path) -> bytes:
     return key
 
 
-def data_tag(folder: Path, fingerprint: str) -> str:
-    """Return the HMAC of a fingerprint under the site's key, for the ledger and for state files."""
-    return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()
+def keyed_hash(folder: Path, *fields: str | int, payload: bytes = b"") -> str:
+    """Return the HMAC of fields and bytes under the site's key, for rows and for state files."""
+    code = hmac.new(data_key(folder), json.dumps(fields).encode() + b"\n", "sha256")
+    code.update(payload)  # unambiguous, because JSON text has no line break
+    return code.hexdigest()

@@ -20,6 +20,7 @@ from dpfact_flower.privacy.ledger.file import (
     digest_of,
     document_of,
     head_file,
+    keyed_hash,
     note_head,
     noted_head,
     open_ledger,
@@ -85,6 +86,19 @@ class Ledger:
             raise self._damaged(problem)
         return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
+    def holds(self, row: LedgerRow, release: Release | Share) -> bool:
+        """Return whether a row records exactly this release."""
+        shapes = tuple(array.shape for array in release.arrays)
+        _, digest = self._stored(row.key, release)
+        return (row.shapes, row.payload_sha256, row.events) == (shapes, digest, release.events)
+
+    def _stored(self, key: ReleaseKey, release: Release | Share) -> tuple[bytes | None, str]:
+        """Return the bytes to store for a release, or None, and the hash of the released bytes."""
+        payload = pack(release.arrays)
+        if isinstance(release, Share) or (payload and not release.events):
+            return None, keyed_hash(self.path.parent, *key, payload=payload)
+        return payload, digest_of(payload)
+
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
@@ -103,7 +117,7 @@ class Ledger:
         """Record a release and its cost on disk so that the release may be sent.
 
         Return the ledger's new head, which the caller should write to the site's log. The ledger
-        stores a release's noisy values, but only a hash of a share or of values without noise. If
+        stores noisy values, but only a keyed hash of a share or of values without noise. If
         `charge` raises an exception, the release must not be sent. Recording the same release again
         has no effect. Raise a StateError if the ledger has a later round of the job, if the data
         has changed within the job, or if the ledger has a different release for the round.
@@ -114,7 +128,7 @@ class Ledger:
         `last_look` raises an exception, nothing is charged.
         """
         self._check_own()
-        payload = pack(release.arrays)
+        payload, digest = self._stored(key, release)
         # An EXCLUSIVE transaction waits for other readers when it begins. An IMMEDIATE transaction
         # would wait for them when it ends, so the charge could be delayed after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
@@ -127,12 +141,11 @@ class Ledger:
                     f"{self.path}: another process charged while round {key.round} of job "
                     f"{key.job!r} was computed, so the budget may be exceeded: repeat the round"
                 )
-            document = document_of(key, terms, release, payload, self._opened)
+            document = document_of(key, terms, release, digest, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
-            keep = not isinstance(release, Share) and (release.events or not payload)
             connection.execute(
                 "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
-                (head.rows, document, head.hash, payload if keep else None),
+                (head.rows, document, head.hash, payload),
             )
             last_look()
         if self._durable:  # a simulated site's ledger protects no real budget
@@ -220,7 +233,7 @@ class Ledger:
                 f"{self.path}: round {key.round} of job {key.job!r} is stale: round {last.round} "
                 "has been answered"
             )
-        if (row.key, row.terms) != (key, terms) or not row.holds(release):
+        if (row.key, row.terms) != (key, terms) or not self.holds(row, release):
             raise StateError(
                 f"{self.path}: round {key.round} of job {key.job!r} was released already; a second "
                 "release would waste budget"
@@ -265,7 +278,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
     """Yield a problem if a row's released bytes have changed, or are missing but required."""
-    if payload is None and row.events and not row.shared:
+    if payload is None and not all(event.shared for event in row.events):
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
         yield f"row {row.number}: the released bytes do not match their hash"

@@ -27,7 +27,7 @@ from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEv
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, ReleaseKey, file
 from dpfact_flower.privacy.ledger import ledger as ledger_module
 from dpfact_flower.privacy.ledger.file import chained, pack
-from dpfact_flower.privacy.release import release_nothing
+from dpfact_flower.privacy.release import Share, release_nothing
 from tests.bits import assert_bits
 from tests.crash import files_up_to
 
@@ -168,23 +168,30 @@ def test_data_does_not_change_within_a_job(ledger):
     assert len(ledger.rows()) == 1
 
 
-def test_of_a_release_without_charge_the_hash_is_kept_and_not_the_bytes(ledger, folder):
+@pytest.mark.parametrize("make", [
+    lambda value: Release((np.full((20_000, 3), value, np.float32),), ()),
+    lambda value: Share(np.full(30_000, value), (replace(PATIENT[0], own_sigma=1.0),)),
+], ids=["no noise", "share"])  # fmt: skip
+def test_of_values_without_full_noise_only_a_keyed_hash_is_kept(ledger, folder, make):
+    big = make(1)
     charge(ledger, "noisy", 1)
     size = (folder / LEDGER).stat().st_size
-    big = Release((np.ones((20_000, 3), np.float32),), ())
     ledger.charge(make_key(), "terms", big, None)
     assert (folder / LEDGER).stat().st_size < size + 3 * 4096
     charge(ledger, "noisy", 2)
     assert [row.payload_kept for row in ledger.rows()] == [True, False, True]
     assert ledger.release_of("job-1", 1) is None
-    assert [row.unprotected for row in ledger.rows()] == [False, True, False]
-    # The hash of the sent release is known, so only the same release may be charged again.
-    assert ledger.rows()[1].payload_sha256 == hashlib.sha256(pack(big.arrays)).hexdigest()
+    assert [row.unprotected for row in ledger.rows()] == [False, not big.events, False]
+    # Whoever has a backup could guess the values that belong to a hash without a key.
+    assert ledger.rows()[1].payload_sha256 != hashlib.sha256(pack(big.arrays)).hexdigest()
     assert ledger.verify() == []
+    # The hash of the sent release is known, so only the same release may be charged again.
     head = ledger.head()
     assert ledger.charge(make_key(), "terms", big, None) == head
     with pytest.raises(StateError, match="was released already"):
-        ledger.charge(make_key(), "terms", Release((2 * big.arrays[0],), ()), None)
+        ledger.charge(make_key(), "terms", make(2), None)
+    (folder / file.KEY).write_bytes(bytes(32))
+    assert not ledger.holds(ledger.rows()[1], big)
 
 
 def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, folder):
@@ -271,19 +278,6 @@ def test_ledger_and_side_files_are_the_owners_alone(folder):
             modes = {path.name: mode_of(path) for path in folder.iterdir()}
     assert modes == dict.fromkeys((LEDGER, HEAD, f"{LEDGER}-journal"), 0o600)
     assert mode_of(folder) == mode_of(folder.parent) == 0o700
-
-
-def test_between_charges_the_ledger_is_one_file(ledger, folder):
-    for number in (1, 2, 3):
-        charge(ledger, round_number=number)
-        assert sorted(path.name for path in folder.iterdir()) == [LEDGER, HEAD]
-    # A copy is therefore complete while the ledger is open.
-    copy = folder.parent / "copy"
-    copy.mkdir()
-    shutil.copy(folder / LEDGER, copy)
-    with Ledger(copy, create=True) as other:
-        assert other.head() == ledger.head()
-        assert other.verify(ledger.head()) == []
 
 
 @pytest.mark.parametrize(("durable", "synchronous"), [(True, 3), (False, 0)])
