@@ -395,7 +395,7 @@ class SiteSettings(Settings):
     )
     secure_min_sites: int = setting(3, "secure sums: minimum number of sites in a sum", "[3, inf)")
     secure_min_colluding: int = setting(
-        1, "secure sums: number of colluding sites that a run must withstand", "[1, inf)"
+        0, "secure sums: colluding sites to withstand; 0: a tenth of secure-peers", "[0, inf)"
     )
     max_epsilon_alone: float = setting(
         0.0, "secure sums: largest epsilon, over all jobs, if all other sites collude; must be "

@@ -98,11 +98,11 @@ def secure_round(
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
-    _check_sharing(sharing, hospital)
     if hospital.simulation:
         keyring = _simulated_keyring(stage.names if stage else (), name)
     else:
         keyring = keyring_of(hospital.settings, name)
+    _check_sharing(sharing, hospital, keyring)
     if stage is None:
         return None
     noise = Noise.from_settings(
@@ -126,12 +126,13 @@ def secure_round(
     return SecureRound(keyring, files, job, stage, question, state, noise)
 
 
-def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
+def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> None:
     """Refuse secure sums that do not meet the hospital's own limits."""
     settings = hospital.settings
+    tenth = 1 if hospital.simulation else (len(keyring.peers) + 9) // 10  # rounded up
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
-        ("colluding", sharing.colluding, settings.secure_min_colluding),
+        ("colluding", sharing.colluding, settings.secure_min_colluding or tenth),
     ):
         if value < least:
             raise PrivacyRefusedError(
@@ -145,9 +146,9 @@ def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Delete a job's key and noisy vector after the run has ended."""
-    for name in (_JOB, _ROUND):
-        (folder / name).unlink(missing_ok=True)
+    """Delete a job's key and noisy vector, and unfinished copies, after the run has ended."""
+    for path in folder.glob("*secure-*"):  # temporary files begin with a dot
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
@@ -66,7 +66,10 @@ def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
     """Add the keystreams of the keys `added` to `words`, and subtract those of `subtracted`."""
-    plus, minus = [[_keystream(key) for key in keys] for keys in (added, subtracted)]
+    plus, minus = [
+        [Cipher(ChaCha20(key, bytes(16)), None).encryptor() for key in keys]  # each used only once
+        for keys in (added, subtracted)
+    ]
     zeros = memoryview(bytes(8 * _BLOCK))
     buffer = bytearray(8 * _BLOCK)
     stream = np.frombuffer(buffer, "<u8")
@@ -100,10 +103,6 @@ def signed(words: Words, width: int) -> NDArray[np.int64]:
     """Interpret the lowest LOW + 8 * width bits of each word as a signed integer."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
-
-
-def _keystream(key: bytes) -> CipherContext:
-    return Cipher(ChaCha20(key, bytes(16)), None).encryptor()  # a constant nonce: one use per key
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
