@@ -12,53 +12,39 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from dpfact_flower.client_app import DPFactClient as DPFactClient
-    from dpfact_flower.data.readers.frames import read_events as read_events
-    from dpfact_flower.data.site_data import Cohort as Cohort
-    from dpfact_flower.data.site_data import SiteData as SiteData
-    from dpfact_flower.data.vocabulary import Vocabulary as Vocabulary
-    from dpfact_flower.errors import DPFactError as DPFactError
-    from dpfact_flower.evaluation.model import GlobalModel as GlobalModel
-    from dpfact_flower.notebook.federated import DPFactPhenotyper as DPFactPhenotyper
-    from dpfact_flower.notebook.federated import federate as federate
-    from dpfact_flower.notebook.run import Run as Run
-    from dpfact_flower.runtime.grid import InProcessGrid as InProcessGrid
-    from dpfact_flower.runtime.serve import write_run as write_run
-    from dpfact_flower.settings import PrivacySettings as PrivacySettings
-    from dpfact_flower.settings import RunSettings as RunSettings
-    from dpfact_flower.settings import SiteSettings as SiteSettings
-    from dpfact_flower.settings import SolverSettings as SolverSettings
-    from dpfact_flower.solver import solve as solve
-    from dpfact_flower.strategy import DPFact as DPFact
-    from dpfact_flower.tensor import SparseTensor as SparseTensor
-    from dpfact_flower.tensor.cp import CPModel as CPModel
-    from dpfact_flower.tensor.cp import factor_match_score as factor_match_score
+    from dpfact_flower.client_app import DPFactClient
+    from dpfact_flower.data.readers.frames import read_events
+    from dpfact_flower.data.site_data import Cohort, SiteData
+    from dpfact_flower.data.vocabulary import Vocabulary
+    from dpfact_flower.errors import DPFactError
+    from dpfact_flower.evaluation.model import GlobalModel
+    from dpfact_flower.notebook.federated import DPFactPhenotyper, federate
+    from dpfact_flower.notebook.run import Run
+    from dpfact_flower.runtime.grid import InProcessGrid
+    from dpfact_flower.runtime.serve import write_run
+    from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+    from dpfact_flower.solver import solve
+    from dpfact_flower.strategy import DPFact
+    from dpfact_flower.tensor import SparseTensor
+    from dpfact_flower.tensor.cp import CPModel, factor_match_score
 
 _HOMES = {
-    "CPModel": "tensor.cp",
-    "Cohort": "data.site_data",
-    "DPFact": "strategy",
-    "DPFactClient": "client_app",
-    "DPFactError": "errors",
-    "DPFactPhenotyper": "notebook.federated",
-    "GlobalModel": "evaluation.model",
-    "InProcessGrid": "runtime.grid",
-    "PrivacySettings": "settings",
-    "Run": "notebook.run",
-    "RunSettings": "settings",
-    "SiteData": "data.site_data",
-    "SiteSettings": "settings",
-    "SolverSettings": "settings",
-    "SparseTensor": "tensor",
-    "Vocabulary": "data.vocabulary",
-    "factor_match_score": "tensor.cp",
-    "federate": "notebook.federated",
-    "read_events": "data.readers.frames",
-    "solve": "solver",
+    "CPModel": "tensor.cp", "Cohort": "data.site_data", "DPFact": "strategy",
+    "DPFactClient": "client_app", "DPFactError": "errors", "DPFactPhenotyper": "notebook.federated",
+    "GlobalModel": "evaluation.model", "InProcessGrid": "runtime.grid",
+    "PrivacySettings": "settings", "Run": "notebook.run", "RunSettings": "settings",
+    "SiteData": "data.site_data", "SiteSettings": "settings", "SolverSettings": "settings",
+    "SparseTensor": "tensor", "Vocabulary": "data.vocabulary", "factor_match_score": "tensor.cp",
+    "federate": "notebook.federated", "read_events": "data.readers.frames", "solve": "solver",
     "write_run": "runtime.serve",
-}
+}  # fmt: skip
 
-__all__ = list(_HOMES)
+__all__ = [
+    "CPModel", "Cohort", "DPFact", "DPFactClient", "DPFactError", "DPFactPhenotyper", "GlobalModel",
+    "InProcessGrid", "PrivacySettings", "Run", "RunSettings", "SiteData", "SiteSettings",
+    "SolverSettings", "SparseTensor", "Vocabulary", "factor_match_score", "federate", "read_events",
+    "solve", "write_run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

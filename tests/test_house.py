@@ -140,6 +140,13 @@ def test_a_release_is_made_in_privacy_alone():
             assert "Release" not in names, module
 
 
+def test_type_checkers_find_every_public_name():
+    """They do not evaluate `__all__`, so it must be a literal."""
+    named = {each.targets[0].id: each.value for each in parsed(PACKAGE / "__init__.py").body
+             if isinstance(each, ast.Assign)}  # fmt: skip
+    assert ast.literal_eval(named["__all__"]) == [*ast.literal_eval(named["_HOMES"])]
+
+
 def test_an_init_holds_names_and_no_code():
     for path in PACKAGE.rglob("__init__.py"):
         if path.parent != PACKAGE:
