@@ -42,19 +42,27 @@ class TrainOnlyStrategy(Strategy):
 class DPFact(TrainOnlyStrategy):
     """DPFact's server, as a strategy for Flower's Message API.
 
-    `feature_shape` is the number of codes in each feature mode. The options are those of
-    `dpfact_flower.server.coordinator.CoordinatorOptions`.
+    Parameters
+    ----------
+    feature_shape
+        Number of codes in each feature mode.
+    solver, privacy, run
+        The run's settings. By default, the defaults of their classes.
+    vocabulary
+        The server's code lists, or their `joint_digest`. Sites with other lists refuse the run.
+    run_dir
+        Folder for `checkpoint.npz` and `history.jsonl`. If omitted, nothing is written.
+    resume
+        Whether to continue from the checkpoint in `run_dir`, under the same job name. By default,
+        an unfinished run in this folder is an error, and a finished run is replaced.
+    durable
+        Whether checkpoints survive a power failure (default). Simulations do not need this.
 
     Examples
     --------
     In a ServerApp::
 
-        strategy = DPFact(
-            (202, 316),
-            solver=SolverSettings(rank=20),
-            privacy=PrivacySettings(privacy="none"),
-            run_dir="runs/mine",
-        )
+        strategy = DPFact((202, 316), vocabulary=lists, privacy=PrivacySettings(patients=40_000))
         result = strategy.start(grid)
     """
 

@@ -74,7 +74,7 @@ def serve(
         solver=solver,
         privacy=planned,
         run=run,
-        vocabulary=joint_digest(vocabularies),
+        vocabulary=vocabularies,
         run_dir=app.run_folder,
         resume=app.resume,
         durable=cohort is None,
@@ -136,6 +136,8 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
         raise SettingsError(
             f"write_run: need code lists of {coordinator.feature_shape} codes, got {named}"
         )
+    if coordinator.vocabulary not in ("", joint_digest(vocabularies)):
+        raise SettingsError("write_run: need the code lists that the strategy's vocabulary names")
     coordinator.check_learned()
     app = AppSettings(data="", out=str(coordinator.run_dir))
     asked = replace(coordinator.run, job="")
@@ -180,8 +182,7 @@ def _write(
 ) -> None:
     folder, model = config.app.run_folder, config.app.run_folder / run_folder.MODEL
     before = model.read_bytes() if model.exists() else b""
-    earlier = run_folder.SUMMARY, run_folder.PHENOTYPES, run_folder.MODEL, run_folder.REPORT
-    for stale in earlier:
+    for stale in (run_folder.SUMMARY, run_folder.PHENOTYPES, run_folder.MODEL, run_folder.REPORT):
         (folder / stale).unlink(missing_ok=True)
     if coordinator.rule.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.rule.selection))

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors
 from dpfact_flower.privacy.patient.releases import PlannedRelease
@@ -27,45 +28,39 @@ _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 
 
 class CoordinatorOptions(TypedDict, total=False):
-    """Options of a `Coordinator`.
-
-    `vocabulary` is the digest of the server's code lists. Sites with different lists refuse the
-    run. An empty string skips this check. `run_dir` is the folder for `checkpoint.npz` and
-    `history.jsonl`. If `resume` is set, the run continues from the checkpoint in this folder, under
-    the same job name. If `resume` is not set, an unfinished run in the folder is an error, and a
-    finished run is replaced. If `durable` is true, checkpoints survive a power failure. Simulations
-    do not need this protection, because they spend no real privacy budget.
-    """
+    """Options of a `Coordinator`, which `dpfact_flower.DPFact` describes."""
 
     solver: SolverSettings | None
     privacy: PrivacySettings | None
     run: RunSettings | None
-    vocabulary: str
+    vocabulary: str | Sequence[Vocabulary]
     run_dir: str | Path | None
     resume: bool
     durable: bool
 
 
 class Coordinator:
-    """The server side of a run. In each round, a Flower strategy calls these methods.
-
-    `feature_shape` lists the number of codes per mode. For other options, see `CoordinatorOptions`.
-    """
+    """The server side of a run. In each round, a Flower strategy calls these methods."""
 
     def __init__(
         self, feature_shape: Sequence[int], *, solver: SolverSettings | None = None,
         privacy: PrivacySettings | None = None, run: RunSettings | None = None,
-        vocabulary: str = "", run_dir: str | Path | None = None, resume: bool = False,
-        durable: bool = True,
+        vocabulary: str | Sequence[Vocabulary] = "", run_dir: str | Path | None = None,
+        resume: bool = False, durable: bool = True,
     ) -> None:  # fmt: skip
         self.feature_shape = [int(size) for size in feature_shape]
+        if not self.feature_shape:
+            raise SettingsError("feature_shape: need at least one feature mode")
         solver = _given(solver, SolverSettings)
         privacy = _given(privacy, PrivacySettings)
         self.run = _given(run, RunSettings)
         self.solver = privacy.resolved(solver)
         self._given_privacy = privacy
         self._plan(self.run.expected_sites)
-        self.vocabulary = vocabulary
+        self.vocabulary = vocabulary if isinstance(vocabulary, str) else joint_digest(vocabulary)
+        if not self.vocabulary and privacy.privacy == "patient":
+            _logger.warning("vocabulary: not given, so sites with other code lists can take part "
+                            "and spend budget; give DPFact the code lists")  # fmt: skip
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.durable = durable
         self.records: list[RoundRecord] = []

@@ -40,7 +40,7 @@ def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_ta
         strategy = DPFact(
             [*map(len, lists)], solver=SolverSettings(rank=3),
             privacy=PrivacySettings(**options), run=RunSettings(sites=3, rounds=3),
-            run_dir=tmp_path / "run",
+            run_dir=tmp_path / "run", vocabulary=lists,
         )  # fmt: skip
         strategy.start(grid)
         write_run(strategy, lists)
@@ -66,6 +66,10 @@ def test_a_strategy_without_a_folder_or_with_other_lists_is_refused(cohort, tmp_
         write_run(DPFact((3, 4)), cohort.vocabularies)
     with pytest.raises(SettingsError, match=r"need code lists of \[3, 4\] codes, got \["):
         write_run(DPFact((3, 4), run_dir=tmp_path), cohort.vocabularies)
+    lists = [codes.select(reversed(range(len(codes)))) for codes in cohort.vocabularies]
+    strategy = DPFact([*map(len, lists)], run_dir=tmp_path, vocabulary=cohort.vocabularies)
+    with pytest.raises(SettingsError, match="the code lists that the strategy's vocabulary names"):
+        write_run(strategy, lists)
 
 
 def test_a_run_of_no_round_has_no_files(cohort, tmp_path):

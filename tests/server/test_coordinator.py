@@ -78,6 +78,15 @@ def test_an_unknown_option_is_refused():
         DPFact((3, 4), privcy=PRIVACY)
 
 
+def test_missing_modes_are_refused_and_missing_code_lists_warned_of(caplog):
+    with pytest.raises(SettingsError, match="feature_shape: need at least one feature mode"):
+        DPFact(())
+    make(privacy="patient")
+    assert "vocabulary" not in caplog.text
+    make(privacy="patient", vocabulary="")
+    assert "vocabulary: not given" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["solver", "privacy", "run"])
 def test_settings_are_objects(name):
     kind = f"{name.capitalize()}Settings"

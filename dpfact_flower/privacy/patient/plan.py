@@ -124,8 +124,8 @@ def plan_patient(
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
-    if not every or len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
-        allowed = "x".join(map(str, every)) or "at least one feature mode"
+    if len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
+        allowed = "x".join(map(str, every))
         raise SettingsError(f"codes: need at most {allowed}, got {shown(settings.codes)}")
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
