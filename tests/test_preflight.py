@@ -3,6 +3,7 @@
 import logging
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 
 from dpfact_flower.client_app import app as client_app
-from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, StateError
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server import readiness
@@ -44,7 +44,7 @@ def run_of(cohort, folder, **run) -> DPFact:
         cohort.sites[0].tensor.feature_shape, solver=SolverSettings(rank=4, relative_l21=0.0),
         privacy=PrivacySettings(epsilon=4.0, refine_rounds=1, patients=95),
         run=RunSettings(**{"sites": 3, "min_sites": 2, **run}),
-        vocabulary=joint_digest(cohort.vocabularies), run_dir=folder,
+        vocabulary=cohort.vocabularies, run_dir=folder,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ FAULTS = {
 @pytest.mark.parametrize(("changes", "code"), FAULTS.values(), ids=FAULTS)
 def test_a_faulty_site_stops_the_run_before_anybody_pays(cohort, own, tmp_path, changes, code):
     own[1].update(changes)
-    says = f"nothing was charged: node 3: error 2: {code}: "
+    says = rf"nothing was charged: site-2 \(node 3\): error 2: {code}: "
     with pytest.raises(QuorumError, match=says) as raised:
         run_of(cohort, tmp_path / "run").start(InProcessGrid(client_app, own))
     assert str(raised.value).count("node ") == 1
@@ -69,8 +69,20 @@ def test_a_faulty_site_stops_the_run_before_anybody_pays(cohort, own, tmp_path, 
     assert not list(tmp_path.rglob("ledger.sqlite"))
     assert not (tmp_path / "run" / CHECKPOINT).exists()  # the run can simply be started again
     said = read_readiness(tmp_path / "run")
-    assert [each.site for each in said] == ["site-1", "", "site-3"]
+    assert [each.site for each in said] == [*SITES]
     assert [bool(each.fault) for each in said] == [False, True, False]
+
+
+def test_a_site_with_other_code_lists_stops_the_run_before_anybody_pays(
+    cohort, own, tmp_path, caplog
+):
+    site = cohort.sites[1]
+    other = tuple(lists.select(reversed(range(len(lists)))) for lists in site.vocabularies)
+    replace(site, vocabularies=other).save(own[1]["data-path"])
+    with pytest.raises(QuorumError, match=r"site-2 .*: dpfact:message: it has other code lists"):
+        run_of(cohort, None).start(InProcessGrid(client_app, own))
+    assert not list(tmp_path.rglob("ledger.sqlite"))
+    assert "no registered name" not in caplog.text  # in one process, there is no registration
 
 
 @pytest.mark.slow
@@ -113,7 +125,7 @@ def test_a_site_that_was_set_back_is_found_before_anybody_is_asked(cohort, witho
     start_with(cohort, out, InProcessGrid(client_app, without_noise), resume=True, rounds=3)
     shutil.rmtree(state)
     shutil.copytree(tmp_path / "backup", state)
-    with pytest.raises(QuorumError, match="node 3: error 2: dpfact:state"):
+    with pytest.raises(QuorumError, match=r"node 3\): error 2: dpfact:state"):
         start_with(cohort, out, InProcessGrid(client_app, without_noise), resume=True)
     (note,) = state.rglob("*LACKS-ROUNDS.txt")
     assert "has answered round 3 of job 'j'" in note.read_text()

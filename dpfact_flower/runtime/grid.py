@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -27,6 +28,9 @@ class InProcessGrid(Grid):
     ) -> None:
         if not node_configs:
             raise SettingsError("node_configs: need at least one node")
+        folders = [config["state-dir"] for config in node_configs if config.get("state-dir")]
+        if shared := [folder for folder in folders if folders.count(folder) > 1]:
+            raise SettingsError(f"state-dir: nodes share {shared[0]!r}; give each its own folder")
         # Flower refuses to make a Message unless this process has a node id.
         TaskIdentity.task_id = TaskIdentity.run_id = _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
@@ -60,6 +64,11 @@ class InProcessGrid(Grid):
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes."""
         return list(self._contexts)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return the nodes. The `site` in a node's config counts as its registered name."""
+        sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
+        return [NodeInfo(node_id=node, name=site) for node, site in sites.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages and keep the replies. A ClientApp's exception becomes an error reply."""

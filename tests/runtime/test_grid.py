@@ -52,9 +52,11 @@ def test_an_exception_and_an_unknown_node_become_error_replies(echo):
     assert unknown.has_error()
 
 
-def test_no_nodes_is_refused(echo):
+def test_no_nodes_and_a_shared_folder_are_refused(echo):
     with pytest.raises(SettingsError, match="at least one node"):
         InProcessGrid(echo, [])
+    with pytest.raises(SettingsError, match="state-dir: nodes share 'a'; give each its own"):
+        InProcessGrid(echo, [{"state-dir": folder} for folder in "baca"])
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])
