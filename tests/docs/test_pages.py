@@ -13,18 +13,21 @@ from collections.abc import Callable
 from importlib import util
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import matplotlib as mpl
 import pandas as pd
 import pytest
 import typer
+from flwr.app import Context, RecordDict
+from flwr.server import ServerApp
 from typer.testing import CliRunner
 
 mpl.use("agg")
 from matplotlib import pyplot
 
-from dpfact_flower import cli, settings
+from dpfact_flower import InProcessGrid, cli, legacy, settings
 from dpfact_flower.data import synthetic
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -114,9 +117,6 @@ NOT_RUN = {
     ("docs/how-to/deploy.md", "sudo python3 "): INSTALLS,
     ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/pip "): INSTALLS,
     ("docs/how-to/deploy.md", "curl "): DEPLOYED,
-    ("docs/how-to/existing-flower.md", "export "): "read by tests/docs/test_quiet.py",
-    ("docs/how-to/existing-flower.md", "flwr run "): "tests/runtime/test_runtimes.py runs Flower's "
-    "simulation; here it would once more",
 }  # fmt: skip
 """Page and beginning of its units, with the reason why nothing runs them."""
 FOLLOWED = (
@@ -262,13 +262,13 @@ def test_a_page_is_followed(page, home):
     todo = followed(page)
     assert todo
     for unit in todo:
-        if unit.python:
-            exec(compile(unit.text, f"{page}:{unit.line}", "exec"), names)
-            continue
         text = unit.text
         for old, new in change.items():
             text = text.replace(old, new)
-        follow(unit, text)
+        if unit.python:
+            exec(compile(text, f"{page}:{unit.line}", "exec"), names)
+        else:
+            follow(unit, text)
     if page in LEFT:
         LEFT[page](home, names)
 
@@ -352,10 +352,32 @@ def after_tutorial(home: Path, names: dict[str, object]) -> None:
     assert [site.name for site in sites] == ["north", "south-east"]
 
 
-def after_existing(home: Path, names: dict[str, object]) -> None:
-    """Check that the ServerApp of a legacy deployment requests the planned rounds."""
-    components = names["server_fn"](None)  # type: ignore[operator]
-    assert components.config.num_rounds == components.strategy.coordinator.rounds > 3
+def existing(home: Path, names: dict[str, object]) -> dict[str, str]:
+    """Make the sites' files and the code lists, which the ServerApps load."""
+    cohort = synthetic.synthetic(SMALL)
+    cohort.save(home / "data")
+    (home / "codes").mkdir()
+    names["lists"] = cohort.vocabularies
+    for codes in cohort.vocabularies:
+        codes.save(home / "codes" / f"{codes.name}.json")
+    return {"/srv": str(home)}
+
+
+def after_existing(home: Path, names: dict[str, Any]) -> None:
+    """Run the test on the page and both ServerApps, which leave a report."""
+    names["test_run"](home / "test")
+    for run, app in (
+        ("phenotypes", names["main"]),
+        ("legacy", ServerApp(server_fn=names["server_fn"])),
+    ):
+        own = {"allow-privacy": "patient", "max-epsilon": 4.0}
+        nodes = [{"site": f"site-{n}", "data-path": f"data/site-{n}.npz",
+                  "state-dir": f"{home}/{run}/{n}", **own} for n in range(1, 6)]  # fmt: skip
+        app(InProcessGrid(names["app"], nodes), Context(1, 1, {}, RecordDict(), {}))
+        names["DPFact"] = legacy.DPFact  # of the second block
+        if run == "legacy":
+            names["write_run"](names["make_strategy"](resume=True), names["lists"])
+        assert (home / "runs" / run / "summary.json").is_file()
 
 
 def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
@@ -385,7 +407,7 @@ def after_lists(home: Path, names: dict[str, object]) -> None:
 
 PREPARED: dict[str, Callable[[Path, dict[str, object]], dict[str, str]]] = {
     "README.md": readme, "docs/tutorial.md": tutorial, "docs/how-to/ledger.md": spent,
-    "docs/how-to/deploy.md": lists,
+    "docs/how-to/deploy.md": lists, "docs/how-to/existing-flower.md": existing,
 }  # fmt: skip
 LEFT: dict[str, Callable[[Path, dict[str, object]], None]] = {
     "docs/tutorial.md": after_tutorial, "docs/how-to/existing-flower.md": after_existing,

@@ -37,7 +37,7 @@ def test_telemetry_is_off_before_a_command_is_typed(page):
 
 
 def test_a_command_before_it_is_off_is_noticed():
-    page = (ROOT / "docs" / "how-to" / "existing-flower.md").read_text(encoding="utf-8")
+    page = (ROOT / "simulation" / "dpfact-app" / "README.md").read_text(encoding="utf-8")
     assert COMMAND.findall(page)
     assert faults(page.replace("FLWR_TELEMETRY_ENABLED=0", "FLWR_TELEMETRY_ENABLED=1"))
     unit = "    [Service]\n    ExecStart=/opt/bin/flower-supernode --x\n"
