@@ -42,8 +42,8 @@ class FakeGrid(InProcessGrid):
         return [r for r in replies if not (r.has_error() and r.error.reason == "silent")]
 
 
-def reply(site: object, value: float = 0.5, shapes=((5, 3), (7, 3)), dtype=np.float32):
-    arrays = [np.full(shape, value, dtype) for shape in shapes]
+def reply(site: str, value: float = 0.5, shapes=((5, 3), (7, 3))):
+    arrays = [np.full(shape, value, np.float32) for shape in shapes]
     return records.answer(arrays, 1, {"site": site})
 
 
@@ -63,19 +63,9 @@ def test_every_connected_node_gets_the_same_request_alive_for_the_rounds_timeout
         assert_bits(sent, strategy.coordinator.factors)
 
 
-@pytest.mark.parametrize(
-    ("solver", "run", "step"),
-    [
-        (SOLVER, {}, 1 / 2),
-        (SolverSettings(rank=3, solver="psgd"), {}, 1 / 2),
-        (SolverSettings(rank=3, solver="psgd", gamma=5.0, eta=0.01), {}, 0.01 * 5),
-        (SOLVER, {"elastic_step": 0.3}, 0.3),
-    ],
-    ids=["exact: the mean", "psgd: the mean", "the paper's gamma: eta * gamma", "given"],
-)
-def test_aggregate_pulls_the_global_factors_elastically(solver, run, step):
-    strategy = DPFact(SHAPE, solver=solver, privacy=PrivacySettings(privacy="none"),
-                      run=RunSettings(start="random", **run))  # fmt: skip
+@pytest.mark.parametrize(("run", "step"), [({}, 1 / 2), ({"elastic_step": 0.3}, 0.3)])
+def test_aggregate_pulls_the_global_factors_elastically(run, step):
+    strategy = make_strategy(**run)
     grid = FakeGrid({0: reply("b", 0.25), 1: reply("a", 1.5)})
     before = strategy.coordinator.factors
     arrays, metrics = one_round(strategy, grid)
@@ -89,9 +79,6 @@ BAD_REPLIES = {
     "array too many": reply("bad", shapes=((5, 3), (7, 3), (7, 3))),
     "no arrays": reply("bad", shapes=()),
     "not a number": reply("bad", np.nan),
-    "infinite": reply("bad", np.inf),
-    "integers": reply("bad", dtype=np.int32),
-    "site not text": reply(7),
     "site not a name": reply("../elsewhere"),
     "no records": RecordDict(),
     "no config": RecordDict({"fitres.parameters": ArrayRecord([np.zeros((5, 3), np.float32)])}),
@@ -165,15 +152,6 @@ def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):
     monkeypatch.setattr(grid, "get_node_ids", lambda: nodes[: 1 if clock.now < 30 else 2])
     assert len(list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))) == 2
     assert 30 <= clock.now < 40
-
-
-def test_a_name_belongs_to_the_node_that_had_it_first():
-    strategy, grid = make_strategy(), FakeGrid({0: reply("a", 0.2), 1: reply("b")})
-    one_round(strategy, grid)
-    grid.answers[grid.get_node_ids()[1]] = reply("a", 0.9)
-    _, metrics = one_round(strategy, grid)
-    assert (metrics["sites"], metrics["failures"]) == (1, 1)
-    assert "calls itself 'a'" in strategy.coordinator.records[1].failures[0].reason
 
 
 def test_start_uses_its_arguments_or_refuses_them():

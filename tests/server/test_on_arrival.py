@@ -21,7 +21,6 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
-from tests.crash import Killed
 from tests.server.test_elastic_start import OwnUpdate
 
 SHAPE, RANK = (4, 3), 2
@@ -277,7 +276,10 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
     play(whole, dict.fromkeys("abc", 1.0))
     it = on_arrival({"run_dir": out})
     it.begin()
+    saves, save = [], it.save
+    it.save = lambda: saves.append(save())
     close(it, 1, "abc")
+    assert len(saves) == 1  # or a crash between two could lose the replies
     requests = {site: it.ask(site) for site in "abc"}
     it.take("a", reply("a", requests.pop("a")))
     it.fail("node 9", "dpfact:data")
@@ -297,20 +299,6 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
     assert [r.arrivals for r in again.records] == [r.arrivals for r in whole.records]
     assert again.records[1].failures == (Failure("node 9", "dpfact:data"),)
     assert read_history(out) == again.records
-
-
-def test_a_checkpoint_of_a_round_in_step_has_the_sites_replies(tmp_path):
-    it = on_arrival({"run_dir": tmp_path})
-    save = it.save
-
-    def save_and_die():
-        save()
-        raise Killed
-
-    it.save = save_and_die
-    with pytest.raises(Killed):
-        close(it, 1, "abc")
-    assert on_arrival({"run_dir": tmp_path, "resume": True})._sites.keys() == set("abc")
 
 
 def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():

@@ -55,13 +55,6 @@ def test_a_run_that_was_never_begun_says_why(tmp_path):
         run_status(tmp_path)
 
 
-def test_a_site_that_only_failed_the_preflight_says_why(tmp_path):
-    begun(tmp_path)
-    write_readiness(tmp_path, [Readiness(9, "away", "no answer within 9 s")])
-    (away,) = run_status(tmp_path).sites
-    assert (away.name, away.reason) == ("away", "no answer within 9 s")
-
-
 @pytest.mark.parametrize("text", [None, "[", '["no fields"]', '[{"node": 2, "more": 3}]'])
 def test_damaged_answers_to_the_preflight_are_named(tmp_path, text):
     path = tmp_path / READINESS
