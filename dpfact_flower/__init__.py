@@ -1,7 +1,6 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-Public names are imported on first use, so that `dpfact_flower` itself can be imported quickly. At a
-site, Flower starts a new process for every message.
+Public names are imported on first use, because every message to a site starts a new process.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """Raised when a round fails. The server may see the message, which is only an error code."""
+    """An error whose text is only an error code, because Flower sends the text to the server."""
 
     code = "refused"
 
@@ -128,7 +128,7 @@ class DPFactClient(NumPyClient):
         raise RoundRefusedError(self.refusal(PrivacyRefusedError("the loss stays at the site")))
 
     def refusal(self, error: Exception) -> str:
-        """Log an error, wait until a reply is due, and return the error text for the server."""
+        """Log an error, wait until `reply-after` has passed, and return the text for the server."""
         reason = log_privately(self.site.name, error)
         self._delay().wait()
         return reason
@@ -142,7 +142,6 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def _delay(self) -> ReplyDelay:
-        """Return the delay for the reply to the request that has just arrived."""
         came_in, self._came_in = self._came_in, None
         time_left, self._time_left = self._time_left, math.inf
         return ReplyDelay(self._reply_after, came_in, time_left)
@@ -206,7 +205,7 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
-    """Log an error, wait until the reply is due, and return the text that may leave the site."""
+    """Log an error, wait until `reply-after` has passed, and return the text for the server."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
     with suppress(SettingsError):  # an invalid `reply-after` means no delay
         if not context.node_config.keys() >= _SIMULATION_KEYS:

@@ -1,10 +1,9 @@
 """Send requests and preflight checks to sites, and repeat requests that were lost.
 
 A site may charge a release to its budget and then fail before it replies. If the server repeats the
-request, the site sends the recorded release without a second charge. During the round, the server
-therefore repeats requests to sites that Flower reports as lost. If a connection breaks during a
-transfer, Flower may lose a message without reporting an error. Halfway through the round, the
-server therefore also repeats the request to every site that has not replied.
+request, the site sends the recorded release without a second charge. The server therefore repeats
+requests to sites that Flower reports as lost. Flower may also lose a message without reporting an
+error. Halfway through the round, the server repeats the request to all sites that have not replied.
 """
 
 import math
@@ -53,9 +52,9 @@ class RoundPolicy(NamedTuple):
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
-    also get the request. If `required` is true, connected sites that have not replied when the time
-    is up get the request again, with extra time. Nodes in `left_out` never get a request. If fewer
-    than `quorum` sites reply in time, the other sites get `grace` more seconds.
+    also get the request. In such rounds, the server also extends the time limit for connected sites
+    without a reply, and repeats the request. In any round with fewer than `quorum` replies, the
+    extension is `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False
@@ -88,8 +87,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent for the first time or again.
 
-        After a `RoundFailedError`, the request may be sent once more, because the site may have
-        kept its release.
+        A `RoundFailedError` allows one repetition, because the site may have recorded a release.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -103,7 +101,7 @@ class InFlight:
 
 
 class Exchange:
-    """The requests to all nodes, with the nodes' replies. `send` passes each message to `sent`."""
+    """The requests to all nodes, with the nodes' replies. `send` calls `sent` with each message."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
@@ -141,7 +139,7 @@ class Exchange:
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Return new replies by node. After a reply without error, ignore the node's later ones."""
+        """Return new replies by node. Ignore nodes that have already replied without an error."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():

@@ -27,12 +27,12 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """Sends requests and receives replies in a run's asynchronous rounds.
+    """Sends one run's requests to the sites, and receives the replies.
 
-    Nodes in `left_out` never get a request. `read` checks the shapes of the arrays in a node's
-    reply, adds the site's name to `names`, and returns the reply or the reason for rejecting it.
-    `wait` waits for the quorum up to a time limit, and returns the connected nodes that are not
-    left out. `wait(True)` waits for all expected sites, and ends the run if there is no quorum.
+    Nodes in `left_out` get no requests. `read` checks the shapes of the arrays in a node's reply,
+    adds the site's name to `names`, and returns the reply or the reason for rejecting the reply.
+    `wait(False)` waits for the quorum, and `wait(True)` for all expected sites, up to a time limit.
+    Both calls return the connected nodes, and `wait(True)` fails without a quorum.
     """
 
     grid: RetryingGrid

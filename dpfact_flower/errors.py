@@ -57,7 +57,7 @@ class PrivacyRefusedError(DPFactError, PermissionError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Raised when a round fails after reading patients' data, to hide the cause from the server."""
+    """Raised instead of other errors once a round has read patients' data, to hide the cause."""
 
     code = "failed"
 
@@ -69,7 +69,7 @@ class LateError(DPFactError, TimeoutError):
 
 
 class QuorumError(DPFactError, RuntimeError):
-    """Raised when a run cannot continue because too few sites have answered."""
+    """Raised when a run cannot continue because too few sites have replied."""
 
     code = "quorum"
 
@@ -81,7 +81,7 @@ class MissingDependencyError(DPFactError, ImportError):
 
 
 def code_in(reason: str) -> str:
-    """Return the error code in the `reason` that a site sent, or "" if there is no code."""
+    """Return the error code in a `reason` that a site sent, or "" if there is no code."""
     return reason.partition(CODE_PREFIX)[2].partition(" ")[0]
 
 
@@ -99,5 +99,5 @@ def shown(value: object) -> str:
 
 
 def heard(text: str) -> str:
-    """Shorten a text from a peer to one printable line, which is safe for logs and terminals."""
+    """Make a received text safe for logs and terminals: one short, printable line."""
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_HEARD])

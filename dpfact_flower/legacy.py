@@ -27,10 +27,10 @@ from dpfact_flower.wire.protocol import SiteReply
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
 
-    In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds``, the number of rounds
-    in the privacy plan. In a resumed run, set ``num_rounds`` to the number of remaining rounds.
-    Also set ``round_timeout``, because only Flower enforces the deadline of a round in this API. A
-    round's recorded traffic includes only the bytes of serialised arrays.
+    In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds`` or, in a resumed run,
+    to the number of remaining rounds. Also set ``round_timeout``, because this class does not
+    enforce a round's deadline itself. A round's recorded traffic includes only the bytes of
+    serialised arrays.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

@@ -55,7 +55,7 @@ class Settings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse combinations of values that cannot work. Subclasses override this method."""
+        """Refuse invalid combinations of values. Subclasses override this method."""
 
     @classmethod
     def names(cls) -> list[str]:
@@ -128,7 +128,7 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """A run's privacy settings. Each site enforces the guarantee of the privacy mode."""
+    """A run's privacy settings. Each site enforces these settings."""
 
     privacy: Literal["patient", "paper", "none"] = setting(
         "patient", "patient: proven for each patient; paper: DPFact's noise, with no valid proof; "
@@ -210,7 +210,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver settings to send to sites, with the default `loss` in patient mode."""
+        """Return the solver settings for sites. In patient mode, sites use the default `loss`."""
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 
@@ -341,7 +341,7 @@ class AppSettings(Settings):
 
     @property
     def synthetic_preset(self) -> str:
-        """Name of the preset in `synthetic:PRESET`, or "" for other data."""
+        """Name of the preset for synthetic data, or "" if the data is not synthetic."""
         kind, _, preset = self.data.partition(":")
         return (preset or "demo") if kind == "synthetic" else ""
 
@@ -412,7 +412,7 @@ class SiteSettings(Settings):
 
 
 class Described(NamedTuple):
-    """The description of a setting, for a human-readable list."""
+    """A setting's key, default, allowed values and help text."""
 
     key: str
     default: Scalar
@@ -513,8 +513,8 @@ def _is_in(allowed: str, value: float) -> bool:
 def check_name(what: str, name: object, *, quote: bool = True) -> None:
     """Refuse a name that cannot be used in a file name, a message or a log.
 
-    If the name is from a site's file, set `quote` to false. A damaged file may have patients' data
-    in place of the name, and the error must not quote such data.
+    If the name is from a site's file, set `quote` to false. A damaged file may contain patients'
+    data in place of the name, and an error must not quote such data.
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__

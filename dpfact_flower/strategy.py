@@ -93,9 +93,9 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        By default, the run settings determine the rounds and the timeout. In a resumed run, round
-        numbers continue in the run's history, but restart at 1 in Flower's `Result`. Raise a
-        `QuorumError` if too few sites connect or answer.
+        By default, the run settings determine the number of rounds and the timeout. In a resumed
+        run, Flower's `Result` numbers the remaining rounds from 1. Raise a `QuorumError` if too few
+        sites connect or reply.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -176,11 +176,11 @@ class DPFact(TrainOnlyStrategy):
         return messages
 
     def _others(self, nodes: Iterable[int], asked: Collection[int]) -> frozenset[int]:
-        """Return nodes that get no request. A node without a name may be a site that was lost."""
+        """Return nodes to leave out. Do not add unnamed nodes, which may be lost sites."""
         return self._left_out | {n for n in nodes if self._names.of(n) and n not in asked}
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
-        """Make a message for each node. Pack a request once, even if it goes to several nodes."""
+        """Make a message for each node. Nodes with the same request share the packed content."""
         contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
         return [
             Message(
@@ -287,7 +287,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Ask nodes whether they are ready, and return those that would refuse a round."""
+        """Ask nodes whether they would accept `request`. Return the nodes to leave out."""
         coordinator, run = self.coordinator, self.coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and self._secure is None:

@@ -1,8 +1,7 @@
 """Test on a site's own data whether privacy mode `patient` provides its claimed guarantee.
 
-``docs/how-to/audit.md`` describes each check, and the faults that no audit can find. An audit sends
-no data and uses no privacy budget. Only the site may see the findings, because they are computed
-from patients' data without noise.
+``docs/how-to/audit.md`` describes the checks and their limits. An audit sends no data and uses no
+privacy budget. Keep the findings at the site, because no noise is added to them.
 """
 
 from dpfact_flower.audit.finding import Finding

@@ -1,4 +1,4 @@
-"""Patients and server requests designed to change a release by more than its sensitivity."""
+"""Create extreme patients and hostile requests that might exceed a release's sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -69,14 +69,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose only cell has a phenotype's highest-weighted code in each mode."""
+    """Return a patient with one cell, at a phenotype's highest-weighted code in each mode."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose values are the outer product of a phenotype's largest weights."""
+    """Return a patient whose record is a phenotype, limited to the highest-weighted codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -123,7 +123,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Convert positions among a transcript's selected codes to positions in the full code lists."""
+    """Convert indices of selected codes into indices in the full code lists."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -164,10 +164,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return a hostile server's requests and a made-up earlier release of the site, for one trial.
-
-    In odd-numbered trials, the server also requests a ridge penalty.
-    """
+    """Return hostile requests and a made-up earlier release of the site, which vary by trial."""
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
     planned = target.plan.start

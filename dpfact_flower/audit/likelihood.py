@@ -1,15 +1,14 @@
 """Test that a site's replies reveal no more to the strongest adversary than the ledger states.
 
 The adversary knows everything except whether a group of patients is in the data. The audit
-simulates a run at a tiny site many times, with and without the group. The most powerful test uses
-the log likelihood ratio of the replies (Neyman & Pearson). For a Gaussian mechanism, this ratio is
-normally distributed, and its means with and without the group are mu standard deviations apart. The
-audit estimates mu, and compares the estimate with the ledger's value.
+simulates many runs at a tiny site, with and without the group. By the Neyman-Pearson lemma, the log
+likelihood ratio of the replies is the adversary's best test statistic. For a Gaussian mechanism,
+this ratio is normally distributed, and its means with and without the group are mu standard
+deviations apart. The audit compares an estimate of mu with the ledger's value.
 
-The group consists of identical patients, called canaries, and is large enough for an accurate
-estimate of mu. With Gaussian noise, mu for k canaries is exactly k times the mu for one canary
-(Dong, Roth & Su 2022, Theorem 2.14). The audit also checks that each canary's contribution has the
-largest allowed norm in every release.
+The group consists of identical patients, called canaries. With Gaussian noise, mu for k canaries is
+k times mu for one canary (Dong, Roth & Su 2022, Theorem 2.14). The audit also checks that a
+canary's contribution to every release reaches the sensitivity.
 """
 
 import math
@@ -73,11 +72,11 @@ class _Game:
 def audit_likelihood(
     target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000
 ) -> tuple[Finding, ...]:
-    """Apply the most powerful test for distinguishing two neighbouring sites by their replies.
+    """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
-    The first two findings are differences between the estimated and the recorded privacy loss mu,
-    in standard errors: for the whole run, and for the worst release. The third finding is the
-    smallest ratio of an added patient's contribution to the sensitivity in any release.
+    The first finding is the difference between the estimated mu and the ledger's mu for the whole
+    run, in standard errors. The second finding is the largest such difference for a single release.
+    The third finding is the smallest ratio of a canary's contribution to the sensitivity.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -136,7 +135,7 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Create a tiny site with and without canaries, and a run with the target's epsilon."""
+    """Create a tiny site with and without canaries, and plan a run with the target's epsilon."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
     privacy = replace(  # equal costs, so that omitting any one release is noticed
@@ -163,7 +162,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript whose two phenotypes contain the canaries' codes and the other codes."""
+    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -173,7 +172,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
-    """Run all rounds with an empty ledger, and return each reply's log likelihood ratio."""
+    """Run all rounds with a new ledger, and return the log likelihood ratio of each reply."""
     # No sum depends on earlier replies (there is no ridge), so the replies' log ratios add up.
     client, ratios = game.target.client(state_dir, site), []
     for planned, (base, part) in game.sums.items():

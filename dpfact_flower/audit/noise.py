@@ -1,10 +1,9 @@
 """Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
-The audit computes the noise by subtracting the exact sum from the release. The standard deviation
-is tested at several values of `bound`, because code that wrongly squares the bound would pass a
-test with bound 1. To detect a restarted random number generator, the audit correlates noise at
-every lag: within a release, and between rounds, jobs and sites. The audit also compares a site's
-noise before and after the site loses its state.
+The audit computes the noise by subtracting the exact sum from the release. The audit tests several
+values of `bound`, because code that wrongly squares the bound would pass with bound 1. To detect a
+restarted random number generator, the audit correlates noise at every lag, within a release and
+between rounds, jobs and sites. The audit also compares noise before and after a loss of state.
 """
 
 import math
@@ -46,9 +45,9 @@ class _Sample:
 def audit_noise(
     target: AuditTarget, rng: np.random.Generator, *, values: int = 40_000, seeded: bool = False
 ) -> tuple[Finding, ...]:
-    """Test the noise in every release of the plan, with at least `values` values per release.
+    """Test the noise of every release in the plan on at least `values` samples per release.
 
-    `seeded` is true if the settings contain a noise seed, which makes noise predictable.
+    `seeded` is true if the settings contain a noise seed, which counts as a fault.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -66,7 +65,7 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Collect at least `values` noise values, from one round in each of several jobs."""
+    """Collect at least `values` samples of noise, from one round in each of several jobs."""
     factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
     transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
@@ -111,7 +110,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
-    """Count the releases that repeat earlier noise, and add 1 if a noise seed is set."""
+    """Count faults: releases that repeat earlier noise, and a noise seed in the settings."""
     # Whole releases are compared, because a few values may coincide by chance.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]
@@ -171,10 +170,9 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Divide all rows by the root mean square of their values."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 
 def _limit(tests: int) -> float:
-    """Return the Bonferroni limit for the largest of `tests` standard normal values."""
+    """Return the Bonferroni limit for the largest of `tests` standard normal statistics."""
     return float(stats.norm.isf(ALPHA / 2 / tests))

@@ -1,10 +1,8 @@
 """Test that adding a patient changes a release only by the patient's bounded contribution.
 
-Two simulated sites receive the same requests. One site has an additional patient. Before noise is
-added, the two sites' sums must not differ by more than the sensitivity. The difference must also
-equal the additional patient's contribution. Otherwise, another patient's contribution has changed.
-The audit adds patients whose contributions are designed to reach the sensitivity. If no
-contribution is that large, the audit fails, because the sensitivity was not tested.
+Two simulated sites receive the same requests, but one site has an extra patient. Without noise, the
+sites' sums must differ by exactly this patient's contribution, and at most by the sensitivity. If
+no contribution reaches the sensitivity, the audit fails, because the limit was not tested.
 """
 
 import math
@@ -68,7 +66,6 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with sampled patients, made-up patients, or one patient without any codes."""
     sizes = target.site.tensor.feature_shape
     if trial % 8 == 3:
         return hostile.alone(target.site, [hostile.empty(sizes)])
@@ -80,7 +77,7 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Run all rounds of a site, and return each release's sum before noise is added."""
+    """Run all rounds at a site, and return each release's sum before noise is added."""
     world = SimulatedSite(transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 

@@ -1,7 +1,6 @@
 """The site and the run under audit, and a simulated site that executes a real site's code.
 
-A `Transcript` contains a server's requests and a site's earlier releases, both chosen by an audit.
-A `SimulatedSite` processes one data set with `PatientRound`, the code of a real site.
+An audit chooses the server's requests and the site's earlier releases in a `Transcript`.
 """
 
 from collections.abc import Mapping
@@ -52,7 +51,7 @@ class AuditTarget:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of codes in each mode, or of selected codes if the run selects codes."""
+        """The number of codes that the run uses in each mode."""
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:

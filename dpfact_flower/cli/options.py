@@ -1,6 +1,6 @@
 """Define and parse the options that several `dpfact` subcommands share.
 
-Flower requires Typer below 0.21, which with click 8.5 shows no help for arguments. Therefore, each
+Typer below 0.21, which Flower requires, shows no help for arguments with click 8.5. Therefore, each
 command's docstring explains the arguments.
 """
 
@@ -116,10 +116,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether `file` exists in a folder. If so, raise an error unless `force` is set.
-
-    The error says that the folder contains `what`.
-    """
+    """Return whether a folder has `file`. If so, refuse to replace `what` unless `force` is set."""
     used = (folder / file).exists()
     if used and not force:
         raise SettingsError(

@@ -142,8 +142,8 @@ def replace_codes(
 ) -> tuple[int, int]:
     """Replace a mode's codes with groups of codes. Drop codes that are in no group.
 
-    `members` and `texts` map each group to codes and to a description. A code may be in several
-    groups. Identical events are merged. Return the numbers of dropped events and codes.
+    `members` maps groups to codes, and `texts` maps groups to descriptions. A code may be in
+    several groups. Identical events are merged. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for group, codes in members.items() for code in codes]
     connection.execute(

@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-In each mode, codes without a prefix get one system, which must have names for at least 80 % of
-these codes. Dots in codes are ignored.
+In each mode, codes without a prefix are assigned the same system, if the system has names for at
+least 80 % of these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -68,7 +68,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version ("9" or "10") whose format matches more codes without a prefix."""
+    """Return the ICD version ("9" or "10") whose format fits more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count codes with names, except short codes for procedures, which may be local codes."""
+    """Count codes with names. Ignore short procedure codes, which may be a hospital's own codes."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
@@ -241,8 +241,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
 def names_of(system: str) -> dict[str, str]:
     """Map a system's codes, without dots, to names.
 
-    ``simulation.code_names`` creates the files that this function reads. The first character of a
-    line encodes how many leading characters to copy from the line above.
+    ``simulation.code_names`` creates the files that this function reads.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

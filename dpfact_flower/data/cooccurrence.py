@@ -5,8 +5,7 @@ the DPFact paper (section Dataset). A combination has one event for each of the 
 satisfy the `Window` rule. In a mode, rows with the same patient, encounter, time and code count as
 one event. By default, patients without any combination are left out.
 
-A reader stores each mode's events (see `dpfact_flower.data.clinical_events`), and fills two tables.
-All columns except the labels contain text:
+A reader stores each mode's events (see `clinical_events`), and fills two tables of text columns:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
@@ -208,7 +207,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``, with patients' hashes and the valid names of their sites."""
+    """Create the table ``named``, which contains each patient's hash and valid site name."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,

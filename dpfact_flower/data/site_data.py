@@ -34,11 +34,11 @@ _LABEL = "label "
 class SiteData:
     """All data of one hospital. The data never leaves the hospital.
 
-    `tensor`, of shape (patients, codes of mode 1, ...), counts each patient's combinations of
-    codes. `vocabularies` contains one vocabulary per mode, with distinct names. `labels` maps names
-    to arrays of 0 and 1, of shape (patients,). If `labels` is a single array, it becomes the label
-    ``died``. `patients` contains the hospital's own patient identifiers, all distinct. `row_unit`
-    is what a row represents: a patient or, if patients are unknown, a discharge.
+    `tensor`, of shape (patients, codes of mode 1, ...), says how often each patient has each
+    combination of codes. `vocabularies` contains one vocabulary per mode, with distinct names.
+    `labels` maps names to 0/1 arrays of shape (patients,). A single array becomes the label
+    ``died``. `patients` contains the hospital's own, distinct patient identifiers. `row_unit` is
+    what a row represents: a patient, or a discharge if the data does not identify patients.
     """
 
     name: str
@@ -90,7 +90,7 @@ class SiteData:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """Return a copy with only the codes at the positions `kept`.
 
-        `kept` has one ascending array per feature mode. If `kept` is empty, all codes are kept.
+        `kept` has an ascending array of positions per feature mode, or is empty to keep all codes.
         """
         if not kept:
             return self
@@ -104,7 +104,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file atomically and without pickles. Only the file's owner can read it."""
+        """Write an .npz file atomically, without pickled objects. Only its owner can read it."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -177,15 +177,15 @@ class SiteData:
 class Truth:
     """The phenotypes that were planted in artificial data.
 
-    `factors` has one (codes, phenotypes) feature factor per mode, with columns of norm 1. `usage`,
-    of shape (sites, phenotypes), marks the phenotypes that exist at each site.
+    `factors` has one array per feature mode, of shape (codes, phenotypes), with columns of norm 1.
+    `usage` is a mask, (sites, phenotypes), of the phenotypes that exist at each site.
     """
 
     factors: tuple[NDArray[np.float64], ...]
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that keep a code in every mode, or None if no phenotype does."""
+        """Return the phenotypes that still have codes in every mode, or None if there are none."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -206,10 +206,10 @@ class SiteSummary(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
-    """The data of several sites, for simulation and tests only.
+    """The data of several sites, for simulations and tests only.
 
-    All sites have the same vocabularies. Site names must be unique, ignoring case. `truth` is set
-    only for artificial data. `read_report` lists what the reader read, kept and left out, in tuples
+    All sites have the same vocabularies. Site names must be unique, ignoring case. Only artificial
+    data has a `truth`. `read_report` counts what the reader found, kept and left out, in tuples
     such as ``("patients", "kept", 100)``.
     """
 
@@ -300,10 +300,7 @@ class Cohort:
         return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path) -> None:
-        """Write a file for each site, each vocabulary and `truth`, and finally ``cohort.json``.
-
-        An old ``cohort.json`` is deleted first, so that a folder with ``cohort.json`` is complete.
-        """
+        """Write all files, ``cohort.json`` last, so that a folder with this file is complete."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COHORT).unlink(missing_ok=True)
@@ -394,14 +391,14 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file. Only `read` loads patients' data."""
+    """A site's data file, from which only `read` loads the patients' data."""
 
     path: Path
     name: str
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """Return the file's content, cached until the inode, time stamp or size changes."""
+        """Return the content, cached until the file's inode, time stamp or size changes."""
         try:
             status = self.path.stat()
         except OSError:

@@ -1,8 +1,8 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
-Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a
-temporary CSV file that only the user can read. SQLAlchemy reads SQLite, PostgreSQL and other
-databases for which DuckDB would have to download extensions.
+Databases are opened read-only. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which
+DuckDB would have to download extensions. To save memory, rows from SQLAlchemy are stored in a
+temporary CSV file that only the user can read.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 class Source(NamedTuple):
     """The lower-case names of a source's tables, and a function that reads these tables.
 
-    `fetch` copies one of the source's tables into a temporary table, and returns the source table's
-    name for error messages.
+    `fetch` copies one of the source's tables to a temporary table, and returns the original's name
+    for error messages.
     """
 
     tables: Collection[str]
@@ -59,9 +59,9 @@ def open_source(
     """Open a source of tables.
 
     `place` is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
-    ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. If `lines` is true, `place`
-    is a single text file, which becomes the table ``lines`` with the columns ``number`` and
-    ``line``. Subfolders named in `folders` may also hold tables.
+    ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. A folder's tables may also
+    be in the subfolders `folders`. If `lines` is true, `place` is a text file, which becomes the
+    table ``lines`` with the columns ``number`` and ``line``.
     """
     if lines:
         return nullcontext(_lines(connection, Path(place)))
@@ -104,7 +104,7 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
 
 
 def _missing(places: Sequence[Path], name: str) -> str:
-    """Return an error message about a table that is in none of the folders `places`."""
+    """Return an error message saying that no folder in `places` has the table `name`."""
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
@@ -219,7 +219,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Find a table in a database. Return the table's name for messages, and its name in SQL."""
+    """Return a table's name for error messages, and its name as the database spells it."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (for another schema: --schema)")

@@ -1,10 +1,10 @@
 """Generate artificial EHR data with planted phenotypes for the demo, tests and experiments.
 
 Each patient has one to four active phenotypes, each of which occurs in one or more time windows.
-All codes of a window co-occur. Each code is drawn from the phenotype's codes or, less often, from
-all codes. Code frequencies follow a power law. A few patients have many windows. Sites differ in
-how common each phenotype is, and some phenotypes exist at only one site. A patient's risk of
-in-hospital death depends on the active phenotypes. The same settings always produce the same data.
+Codes in the same window count as occurring together. A code is drawn from the phenotype's codes or,
+less often, from all codes. Code frequencies follow a power law. Phenotype frequencies differ
+between sites, and some phenotypes exist at only one site. A patient's risk of in-hospital death
+depends on the patient's phenotypes. The same settings always produce the same data.
 """
 
 import re
@@ -57,11 +57,11 @@ class SyntheticSettings:
     - `shares`: each site's share of the patients
     - `phenotypes`: number of planted phenotypes
     - `local`: share of the phenotypes that exist at only one site
-    - `distinct`: the site (1, 2, ...) whose patients differ greatly from all others, or 0 for none
+    - `distinct`: number of a site that lacks most of the other sites' phenotypes (0: no such site)
     - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
-    - `dispersion`: variance of the patients' relative visit rates, whose mean is 1
+    - `dispersion`: variance of the patients' relative visit rates, which have mean 1
     - `background`: share of codes that are drawn from all codes, not from the phenotype's codes
     - `mortality`: share of patients who die in hospital
     """
@@ -172,7 +172,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return, for each site, a mask of its patients' active phenotypes, (patients, phenotypes)."""
+    """Return a mask of active phenotypes, of shape (patients, phenotypes), for each site."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -186,7 +186,7 @@ def _plant(
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw code distributions: one column per phenotype, and a last column for the background."""
+    """Draw code probabilities: a column per phenotype, and a last column for background codes."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -200,7 +200,7 @@ def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
 
 
 def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw each phenotype's relative frequency at each site, shape (sites, phenotypes)."""
+    """Draw each site's distribution over phenotypes, shape (sites, phenotypes)."""
     shares, rank = settings.site_shares, settings.phenotypes
     sites = len(shares)
     common = (np.arange(rank) + 4.0) ** -0.7
@@ -233,7 +233,7 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Return a mask of each patient's phenotypes, drawn without replacement (the Gumbel trick)."""
+    """Draw each patient's phenotypes without replacement (Gumbel trick), and return a mask."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
@@ -251,7 +251,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints]:
-    """For each window, draw the patient, the phenotype, and how often the window's codes occur."""
+    """Draw windows. Return each window's patient, phenotype and number of occurrences."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -263,7 +263,7 @@ def _windows(
 def _codes_in_windows(
     mode: Mode, source: Floats, phenotype: Ints, background: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """Draw each window's distinct codes in one mode. Return window numbers and codes, sorted."""
+    """Draw each window's distinct codes in one mode. Return sorted (window number, code) pairs."""
     drawn = 1 + rng.poisson(mode.per_window - 1, len(phenotype))
     window = np.repeat(np.arange(len(drawn)), drawn)
     column = phenotype[window]
@@ -284,7 +284,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return the window and codes of every combination of one code per mode within a window."""
+    """Combine each window's codes, one per mode. Return the combinations' windows and codes."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -312,7 +312,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017, described by the phenotype in which each code is most likely."""
+    """Return codes such as P017, each described by the phenotype that is most likely to draw it."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -1,4 +1,4 @@
-"""Read an EHR's tables as text through DuckDB. Error messages never quote patients' data.
+"""Read an EHR's tables as text with DuckDB. Error messages never quote patients' data.
 
 DuckDB is an optional dependency and is imported on first use. DuckDB's own error messages may quote
 a faulty line, so these messages are never shown.
@@ -52,7 +52,7 @@ ISO_TIMES = {
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    An empty `delimiter` means the most frequent of comma, semicolon, tab and ``|`` in line 1.
+    If `delimiter` is empty, the reader takes the most frequent of , ; | and tab in line 1.
     """
 
     delimiter: str = ""
@@ -70,12 +70,12 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows from data frames or from an attached database. Error messages call the rows `name`.
+    """Rows from data frames or from a database. Error messages refer to the rows as `name`.
 
-    `frames` may come from pandas, polars, Arrow or DuckDB, and are concatenated. `table` is the SQL
-    name of a table in an attached database, to use instead of `frames`. Only rows that meet the SQL
-    condition `where` are used. If `sites` names each frame's site, rows get a column ``site``. Each
-    patient's identifier then becomes ``SITE/PATIENT``, so that sites may use the same identifiers.
+    The rows come from all `frames` (pandas, polars, Arrow or DuckDB) or, if `table` is not empty,
+    from the table with this SQL name in an attached database. Only rows that meet the SQL condition
+    `where` are used. If `sites` names each frame's site, rows get a column ``site``, and patients'
+    identifiers become ``SITE/PATIENT``, so that sites may use the same identifiers.
     """
 
     name: str
@@ -113,7 +113,7 @@ def columns_of(frame: Any) -> list[str]:
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
     """Open an in-memory DuckDB database, with a temporary folder that only the user can read.
 
-    DuckDB never downloads extensions. DuckDB errors inside the block are raised as `DataError`.
+    DuckDB never downloads extensions. DuckDB's errors in the ``with`` block become a `DataError`.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -178,10 +178,10 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    All `columns` are required. Write column names in lower case; the table may use any case. A
-    missing `optional` column is read as NULL. ``code[]`` is a list of the distinct, non-blank
-    values in the columns ``code_1``, ``code_2``, ... Only rows that meet the SQL condition `where`
-    on these columns are kept. In SQLAlchemy databases, rows must also meet the SQL condition
+    The table must have all `columns`. A missing `optional` column is read as NULL. Column names are
+    in lower case here, and may have any case in the table. The column ``code[]`` lists the
+    distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that meet the
+    SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL condition
     `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts such as
     ``nan`` become NULL.
     """
@@ -204,14 +204,13 @@ def load_table(
     dialect: Dialect = _PLAIN,
     hint: Callable[[Collection[str]], str] = lambda _: "",
 ) -> None:
-    """Read a table's columns as trimmed text (Unicode NFC) into the temporary table `into`.
+    """Read a table's columns as trimmed text (Unicode NFC) into a temporary table named `into`.
 
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
     files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
     times. Times with a time zone are converted to UTC. Blank fields become NULL.
 
-    `select` is the SQL select list for the result. `hint` takes the names of the existing columns
-    and returns advice about a missing column.
+    `select` is the SQL select list. `hint` maps the existing columns to advice on a missing column.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -244,9 +243,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. If that
-    happens, DuckDB reads a copy in which all lines end in LF. Files in UTF-16 and Windows-1252 are
-    always copied to UTF-8 first. DuckDB would read big-endian UTF-16 as an empty file.
+    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. DuckDB then
+    reads a copy in which all lines end in LF. Files in UTF-16 or Windows-1252 are always read from
+    a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -293,9 +292,8 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    If the first line is not a header, errors do not quote the line, which may hold a patient's
-    data. This function does not use DuckDB's header detection, which renames duplicate columns and
-    can mistake a patient's row for a header.
+    Errors do not quote the first line, which may hold a patient's data. DuckDB's own header
+    detection would rename duplicate columns and could mistake a patient's row for a header.
     """
     if path.exists() and not path.is_file():  # a pipe's header could not be read a second time
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -358,7 +356,7 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """Replace a column name's final number with ``[]``: return ``code[]`` for ``code_1``."""
+    """Replace a final underscore and number, as in the column name ``code_1``, with ``[]``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
@@ -404,7 +402,7 @@ def count_each(connection: Connection, table: str, conditions: Sequence[str]) ->
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """If any row meets `where`, raise an error which says that `column` must be `right`."""
+    """Raise an error that says that `column` must be `right` if any row meets `where`."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
@@ -463,7 +461,7 @@ def _typed(
 
 
 def _literal_path(path: Path, below: str = "") -> str:
-    """Return an SQL literal: the path with its wildcards (* ? [) escaped, followed by `below`."""
+    """Return an SQL literal of the path, with wildcards (* ? [) escaped, followed by `below`."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 

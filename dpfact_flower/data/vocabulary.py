@@ -1,6 +1,6 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends each vocabulary's `digest`. A site with a different digest refuses to join. A
+The server sends the digests of its vocabularies. A site with different digests refuses to join. The
 privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
@@ -30,7 +30,7 @@ class Vocabulary:
 
     Codes are unique and printable, in Unicode form NFC, and without blanks at either end. Codes are
     strings, so ``0040`` and ``40`` are different codes. Descriptions are for human readers and do
-    not affect the digest. Unknown descriptions are ``""``, and may be omitted if all are unknown.
+    not affect the digest. An unknown description is ``""``. `descriptions` may be empty.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest of the name and codes, which the server and the sites compare."""
+        """SHA-256 digest of the name and codes, for comparing vocabularies across machines."""
         text = json.dumps([self.name, *self.codes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -146,7 +146,7 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
-    """Return the digests of all vocabularies in the tensor's order, joined by commas."""
+    """Return the vocabularies' digests, joined by commas."""
     return ",".join(vocabulary.digest for vocabulary in vocabularies)
 
 
@@ -190,7 +190,7 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, and convert its text to NFC, the Unicode form of all codes."""
+    """Return the text of a UTF-8 file in Unicode form NFC."""
     try:
         # Spreadsheet programs write a byte order mark, which utf-8-sig skips.
         return normalize("NFC", path.read_text(encoding="utf-8-sig"))

@@ -1,1 +1,1 @@
-"""The server's estimates from noisy statistics. All estimation is post-processing."""
+"""The server's estimates from noisy statistics, computed at no privacy cost."""

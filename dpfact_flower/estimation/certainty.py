@@ -1,9 +1,9 @@
 """Estimate, from a run's releases, how likely each phenotype is to exist in other patients.
 
 Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
-as P's noise. Then P + z and P - z (the *halves*) have independent noise. Fits to the two halves
-therefore agree only on structure in the patients' data. A phenotype that most of these fits contain
-probably exists in other patients too. See also docs/explanation/certainty.md.
+as P's noise. Then P + z and P - z (the *halves*) have independent noise. Models fitted to the two
+halves therefore share only structure in the patients' data. A phenotype in most of these models
+probably exists in other patients too (docs/explanation/certainty.md).
 """
 
 import math
@@ -41,7 +41,7 @@ _ITERATIONS = 20
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
-    """Estimate a typical patient's number of codes per mode. Return [] if the estimate fails."""
+    """Return a typical patient's estimated number of codes per mode, or [] if it is unknown."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
     counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes)
@@ -51,11 +51,10 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield P + z and P - z as matrices for `SPLITS` draws of noise z; P is the releases' sum.
+    """For `SPLITS` draws of noise z, yield P + z and P - z, where P is the sum of the releases.
 
-    `noise` is the standard deviation of the noise in each value of the releases' sum. Each entry of
-    a half has noise of the same standard deviation. (Adding z multiplies the standard deviation by
-    sqrt(2), and `unpack` divides all values by sqrt(2).)
+    `noise` is the standard deviation of the noise in each value of P and in each entry of a half.
+    (Adding z multiplies the noise by sqrt(2), and `unpack` divides all values by sqrt(2).)
     """
     total = _sum(releases)
     for _ in range(SPLITS):
@@ -68,10 +67,7 @@ def half_patients(
     half: NDArray[np.float32], noise: float, counts: Sequence[float], sizes: Sequence[int],
     rank: int, rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Fit a model to one of the `halves`, from a random start. Draw patients from the model.
-
-    If `counts` would give a patient more than `_MOST_CELLS` cells, the counts are reduced.
-    """
+    """Fit a model to one of the `halves`, from a random start. Draw patients from the model."""
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
     sites = half[:, None, :]
@@ -116,7 +112,7 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
     See `returns` for `fits`. `cells` is a typical patient's number of cells. If `cells` exceeds
-    `_MANY_CELLS`, similar phenotypes (see `alike`) get a chance of at least one half.
+    `_MANY_CELLS`, similar phenotypes (see `alike`) have a chance of at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -131,10 +127,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Increase the chances of absence if the estimated share of absent phenotypes exceeds `_USUAL`.
-
-    The share of absent phenotypes is estimated by expectation maximisation (Saerens et al. 2002).
-    """
+    """Raise the chances if they imply a share of absences above `_USUAL` (Saerens et al. 2002)."""
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
     for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)

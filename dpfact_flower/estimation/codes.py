@@ -31,10 +31,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of codes per mode whose pairs a start without noise counts, or () for all.
+    """Return how many codes per mode to pair in a start without noise, or () for all codes.
 
     If there are more than `_MOST_PAIRED` codes, `_FREQUENT` codes are divided equally among the
-    modes. If a mode has fewer codes, the other modes get more.
+    modes. If a mode has fewer codes than its share, the other modes get more.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

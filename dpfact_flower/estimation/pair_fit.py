@@ -2,8 +2,8 @@
 
 P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
 is the site's usage (weight) of each column of F. The diagonal of P_t is not released and has no
-effect. Coordinate descent with exact steps updates F row by row, and then all sites' usages.
-Computing ``P_t F`` takes most of the time, so this product is updated only once per block of rows.
+effect. Exact coordinate descent updates F row by row, and then the usages. The product ``P_t F`` is
+slow to compute, so it is updated only once per `_BLOCK` rows.
 """
 
 import math
@@ -52,7 +52,7 @@ def times(sites: Sites, F: Floats) -> Sites:
 
 
 def pairs_gram(F: Floats) -> Floats:
-    """For all columns f_r, f_s of F, return <f_r f_r^T, f_s f_s^T>, ignoring both diagonals."""
+    """Return <f_r f_r^T, f_s f_s^T> without diagonal entries, for all columns f_r, f_s of F."""
     gram, squares = F.T @ F, F * F
     return np.asarray(gram * gram - squares.T @ squares)
 
@@ -67,9 +67,9 @@ def fit(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code improves the fit by more than noise alone would.
-    `threshold` is the standard deviation of this noise in one entry of P_t. The fit ends early if a
-    step changes `explained` by less than the fraction `settled`.
+    A code stays in a factor only if the code improves the fit by more than noise would. This noise
+    has standard deviation `threshold` in each entry of P_t. The fit ends early if a step changes
+    `explained` by less than the fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -89,7 +89,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit usages `d` >= 0 in place, with `target` from `inner` and `system` from `pairs_gram`."""
+    """Fit the usages `d` >= 0 in place. See `inner` for `target`, and `pairs_gram` for `system`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -105,7 +105,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Update the rows of F one at a time to minimise the error, and update `products`."""
+    """Minimise the error over one row of F at a time. Update F and `products` (``P_t F``)."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -119,7 +119,7 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 @compiled()
 def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
-    """Minimise ``x Q x / 2 - <target, x>`` over x >= 0, in place. `slope` is target - Q x."""
+    """Minimise ``x Q x / 2 - <b, x>`` over x >= 0, where Q is `system` and `slope` is b - Q x."""
     for _ in range(sweeps):
         for r in range(len(x)):
             if system[r, r] > 1e-12:
@@ -136,7 +136,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute a row of ``sum_t d_t * (P_t F)``, including changes to earlier rows of the block."""
+    """Write row ``first + place`` of ``sum_t d_t * (P_t F)``, for the changed F, to `out`."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):
@@ -152,10 +152,7 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise the error over the block of F's rows whose first row is `first`.
-
-    `change` receives the changes to F. This function updates `gram`, but not `products`.
-    """
+    """Minimise the error over a block of F's rows. Update `gram`, and store changes in `change`."""
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
     for place in range(len(change)):

@@ -1,14 +1,13 @@
 """Refine one mode's global factor from the sites' noisy least-squares statistics.
 
-Each site t adds noise to ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'``,
-and releases both. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K
-is the Khatri-Rao product of the other modes' factors, and H is the element-wise product of the
-same factors' Gram matrices. If there were no noise, the mode's best factor F would minimise the sum
-over t of ``tr(F (G_t * H) F') / 2 - <M_t, F>``. Refinement on the server is post-processing, so it
-spends no privacy budget.
+Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'`` with
+added noise. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K is the
+Khatri-Rao product of the other modes' factors, and H is the element-wise product of the same
+factors' Gram matrices. Without noise, the best factor F would minimise
+``sum_t (tr(F (G_t * H) F') / 2 - <M_t, F>)``. Refinement spends no privacy budget.
 
-For each phenotype, sites are weighted by their estimated usage of the phenotype. Otherwise, the
-other sites' noise would hide a phenotype that occurs at only one site. The update is elastic: it
+For each phenotype, sites are weighted by their estimated usage of the phenotype. With equal
+weights, the other sites' noise would hide a phenotype that occurs at only one site. An elastic term
 pulls the factor toward the previous global factor. The objective (see `Quadratic`) is minimised one
 column at a time, with a soft threshold proportional to the noise.
 """
@@ -49,13 +48,13 @@ class Quadratic(NamedTuple):
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Return M and the full matrix G from a site's release: M's rows, and G's upper triangle."""
+    """Return M and G from a release, which contains M's rows and then G's upper triangle."""
     vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 
 def first_columns(releases: Array, size: int, rank: int, kept: int) -> Array:
-    """Reduce releases (one per row) with `rank` phenotypes to the first `kept` phenotypes."""
+    """Remove all but the first `kept` of `rank` phenotypes from releases, one per row."""
     columns = np.concatenate([np.tile(np.arange(rank), size), np.triu_indices(rank)[1]])
     return releases[:, columns < kept]
 
@@ -72,11 +71,10 @@ def refine_factor(
 ) -> Factors:
     """Use one release per site to update a mode's global factor. The new columns have norm 1.
 
-    The sites computed `releases` with these `factors`. Each released value has noise of standard
-    deviation `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise,
-    `tau` is the number of elastic passes, and `pull` is the strength of the pull toward the
-    previous factor, relative to a column's curvature. A column that would become all zero stays
-    unchanged.
+    The sites computed `releases`, with noise of standard deviation `sigma`, from these `factors`.
+    `shrink` is the soft threshold in standard deviations of the noise summed over sites. `tau` is
+    the number of passes over the columns. `pull` is the strength of the pull toward the previous
+    factor, relative to a phenotype's total usage. Columns that would become zero stay unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -93,9 +91,9 @@ def pooled(
 ) -> Quadratic:  # fmt: skip
     """Combine the sites' least-squares problems into one convex problem (see `refine_factor`).
 
-    Let F0 be the previous factor, Q_t = G_t * H, Q = sum_t Q_t, and residual_t = M_t - F0 Q_t. The
-    target is ``F0 Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0, 1], and
-    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, the target is ``sum_t M_t``.
+    Let F0 be the previous factor, Q_t = G_t * H, Q = sum_t Q_t, and residual_t = M_t - F0 Q_t.
+    Column r of the target is ``(F0 Q)_r + scale_r sum_t u_tr (residual_t)_r``, with weights u_tr
+    from `site_weights` and ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
@@ -122,9 +120,9 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
-    The prior mean is the phenotype's total usage, multiplied by the site's share of all usage. The
-    prior variance is proportional to the site's squared share. The sum of all prior variances
-    equals the sum of squared deviations from the prior means, minus the sum of all noise variances.
+    The prior mean is the phenotype's total usage times the site's share of all usage. The prior
+    variance is proportional to the squared share. The prior variances sum to the total squared
+    deviation from the prior means, minus the total variance of the noise.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -138,11 +136,11 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return each residual's weight in (0, 1], shape (sites, phenotypes).
+    """Return a weight in (0, 1] for each site's residual of each phenotype (see `pooled`).
 
-    A residual and its variance across patients both grow with usage. Therefore weights of ``usage /
-    (usage + noise)`` give the best signal-to-noise ratio. Without noise, all weights are 1. If
-    noise dominates, the weights are proportional to usage (a matched filter). `noise` is the total
+    A residual's mean and variance over patients are proportional to usage. Therefore weights of
+    ``usage / (usage + noise)`` maximise the signal-to-noise ratio. With much noise, weights are
+    proportional to usage (a matched filter). Without noise, all weights are 1. `noise` is the total
     variance of the noise in one column of a site's statistic.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
@@ -151,7 +149,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Set `gram` to 0 below the noise level. Return a positive semi-definite Q (see `pooled`)."""
+    """Set small entries of `gram` to 0. Return a positive semi-definite Q (see `pooled`)."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -193,10 +191,10 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """A moving average of each mode's releases, in which the previous average has weight `share`.
+    """An exponential moving average of each mode's releases. The old average has weight `share`.
 
-    Different rounds have independent noise. In later rounds, factors hardly change, so the average
-    has the signal of a single release, but less noise.
+    Rounds have independent noise, and late rounds hardly change the factors. An average of late
+    releases thus has the same signal as one of these releases, but less noise.
     """
 
     def __init__(self, share: float) -> None:
@@ -208,8 +206,7 @@ class RunningAverage:
     ) -> Average:
         """Average a mode's newest releases with the stored average, and store the result.
 
-        If `sites` has changed, the stored average is discarded, because all sites' averages must
-        have the same noise level.
+        If `sites` has changed, the old average is discarded: all sites must have the same noise.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:

@@ -2,9 +2,9 @@
 
 All sites' co-occurrence matrices are fitted jointly (`pair_fit`). Because the problem is not
 convex, the server compares several candidates. A *random* candidate is first fitted to the sum of
-the sites' matrices and then to the separate matrices. A *grown* candidate is built up by adding
-factors that explain as much of the residual as possible. Let P be the releases, and let z be fresh
-noise with the same standard deviation as P's noise. Candidates are fitted to P + z / 2 and
+the sites' matrices and then to the separate matrices. To make the *grown* candidate, the server
+repeatedly adds the factors that explain most of the residual. Let P be the releases, and let z be
+fresh noise with the same standard deviation as P's noise. Candidates are fitted to P + z / 2 and
 evaluated on P - 2 z. The noise in these two sums is independent (docs/explanation/start.md).
 """
 
@@ -62,10 +62,10 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The first factors, which are non-negative and have columns of norm 1.
+    """A run's first factors, which are non-negative and have columns of norm 1.
 
-    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix, except for the diagonal. If
-    there are more than `_APART` sites, t is the number of a group of sites.
+    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off the diagonal. If there are
+    more than `_APART` sites, t refers to a group of sites.
     """
 
     factors: Factors
@@ -96,7 +96,7 @@ def start_factors(
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
     """Return a site's estimated usage of each phenotype, and the estimates' standard deviations.
 
-    Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
+    Usages are fitted by non-negative least squares, with columns scaled to norm 1.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
@@ -109,9 +109,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
-    """Return the releases' sums in at most `_APART` groups, and the square roots of group sizes.
+    """Sum the releases in at most `_APART` groups. Return the scaled sums and their scales.
 
-    Each sum is divided by the square root of its group's size, and is thus as noisy as one release.
+    A sum is divided by its scale, the square root of the group's size, to be as noisy as a release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -123,7 +123,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Return the candidate that best explains held-out data (P - 2 z in the module's docstring)."""
+    """Fit candidates to P + z / 2, for fresh noise z. Return the one that best explains P - 2 z."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
@@ -176,7 +176,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Restore the previous values of factors in which all entries have become 0."""
+    """Return `fitted`, but take factors in which all entries have become 0 from `before`."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
@@ -200,10 +200,7 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add `rank` factors where the residual is largest. Return None if fewer factors are found.
-
-    If a step adds no factor, the next threshold is lower. `noise` is a standard deviation.
-    """
+    """Add factors that explain the residual. Return None if fewer than `rank` are found."""
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
     threshold = _GROWTH_THRESHOLD * noise
@@ -226,8 +223,7 @@ def greedy_init(
 ) -> Model:
     """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits the residual.
 
-    If the threshold (see `pair_fit.fit`) sets all factors to 0, lower thresholds are tried. Return
-    between one and `most` dissimilar factors, best first.
+    Return between one and `most` dissimilar factors, best first. For `threshold`, see `fit`.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -244,9 +240,9 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Search by power iterations from random points. Return factors, usages and error reductions.
+    """Search for factors by power iterations. Return factors, usages and error reductions.
 
-    `_TRIES` searches start with equal usages, and one search per site with usage only at that site.
+    `_TRIES` searches start with equal usages. Each other search starts with usage at one site.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -281,5 +277,5 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
 
 
 def _beside(F: Floats) -> Floats:
-    """Return the squared norm of f f^T without its diagonal, for each unit column f of F."""
+    """For each column f of F (norm 1), return the squared norm of f f^T off the diagonal."""
     return np.asarray(np.maximum(1 - np.square(F * F).sum(axis=0), 1e-3))

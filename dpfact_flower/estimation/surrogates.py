@@ -1,11 +1,11 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
-If patients have few codes, the factors that explain co-occurrences differ from the factors that
-explain the patients' data. Refinement would need dozens of rounds, at a privacy cost, to remove
-this difference. A fit to surrogate patients removes the difference at no privacy cost, because such
-a fit is post-processing (docs/explanation/start.md). A surrogate patient has a typical number of
-codes in each mode. The probability of drawing a code depends on the codes already drawn (naive
-Bayes). The module weakens this dependence if a typical patient has many codes.
+If patients have few codes, the factors that best explain co-occurrences differ from the factors
+that best explain the patients' data. Refinement would need dozens of rounds, each with a privacy
+cost, to remove this difference. A fit to surrogate patients removes the difference at no privacy
+cost (docs/explanation/start.md). A surrogate patient has a typical number of codes in each mode.
+The probability of drawing a code depends on the codes already drawn (naive Bayes). This dependence
+is weaker if a typical patient has many codes.
 """
 
 import math
@@ -41,10 +41,10 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float,
     rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw patients like those at the sites, or return None if patients have too many codes.
+    """Draw patients like the sites' patients, or return None if the latter have too many codes.
 
-    `start` was computed from `releases`, whose values have noise of standard deviation `sigma`.
-    If `any_cells` is true, patients may have any number of codes.
+    `start` was computed from `releases`, whose values have noise of standard deviation `sigma`. If
+    `any_cells` is true, the number of codes has no limit.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
@@ -103,11 +103,11 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.
 
     `total` has a block for each mode and for each pair of modes. A block's *mass* is the sum over
     its pairs of codes. Suppose that a patient has k_n codes in mode n, and a cell for every
-    combination of codes. Up to a common scale, the block for modes m and n then has a mass of
-    ``CROSS sqrt(k_m k_n)``. The block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``.
-    Let q be the second mass divided by the first. Then ``k_n = 1 + 2 (CROSS q)^2 k_m``. `raised` is
-    the assumed standard deviation of an entry's noise. Each mass is shifted by its noise's standard
-    deviation, in the direction that increases the counts. Counts range from 1 to `_MOST_CODES`.
+    combination of codes. Then, up to a common factor, the mass is ``CROSS sqrt(k_m k_n)`` for modes
+    m and n, and ``sqrt(k_n (k_n - 1) / 2)`` for mode n alone. If q is the second mass divided by
+    the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. Counts range from 1 to `_MOST_CODES`. If entries
+    have noise of standard deviation `raised`, each mass is shifted by the standard deviation of the
+    mass's noise, so that counts increase.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -126,7 +126,7 @@ def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return each code's co-occurrences with other modes' codes, and P(row code | column code)."""
+    """Return codes' total co-occurrences with other modes, and P(row code | column code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):
@@ -146,7 +146,7 @@ def _drawn(
     frequency: NDArray[np.float32], given: NDArray[np.float32], offsets: NDArray[Any],
     counts: Sequence[float], most: int, number: int, rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:  # fmt: skip
-    """Draw each mode's codes, as an array of shape (number, most) that is padded with -1."""
+    """Draw each mode's codes as an array of shape (number, most), padded with -1."""
     score = np.tile(frequency, (number, 1))
     codes = [np.full((number, most), -1, np.int64) for _ in counts]
     wanted = [1 + rng.poisson(count - 1, number) for count in counts]

@@ -1,8 +1,8 @@
-"""Measure how clinically plausible phenotypes are: disease groups, code pairs and coherence.
+"""Measure the clinical plausibility of phenotypes by disease groups, code pairs and coherence.
 
-Results for groups and pairs are derived from the model and a public classification of its codes, so
-these results are as public as the model. Coherence is computed from a site's patients and stays at
-that site. Each measure is shown next to its mean over *shuffled* models, in which each code's
+Measures of disease groups and code pairs use only the model and a public classification of codes,
+so these measures are as public as the model. Coherence is computed from a site's patients and stays
+at that site. Each measure is compared with its mean over *shuffled* models, in which each code's
 weights are permuted among the phenotypes.
 """
 
@@ -49,7 +49,7 @@ class Classification:
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """For each mode, the groups with at least two codes, and a mask, (groups, codes)."""
+        """Each mode's groups of at least two codes, and a mask of their codes, (groups, codes)."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -62,8 +62,8 @@ class Classification:
 class Enrichment:
     """The group that is most enriched among a phenotype's leading codes in one mode.
 
-    `leading` counts the leading codes in the mode, and `codes` lists the leading codes in the
-    group. `p_value` is from a hypergeometric test, corrected for the number of groups (Bonferroni).
+    `leading` counts the mode's leading codes, and `codes` lists those that are in the group.
+    `p_value` is from a hypergeometric test, corrected for the number of groups (Bonferroni).
     `q_value` is also corrected for the number of phenotypes (Benjamini and Hochberg).
     """
 
@@ -85,8 +85,8 @@ class Enrichment:
 class ClinicalMeasures:
     """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
 
-    `codes` counts all codes of the modes in which at least one code has a group, and `grouped`
-    counts the codes with a group. `pairs` is the result of `known_pairs`.
+    `codes` counts all codes, and `grouped` counts the codes with a group. Modes without any such
+    code are ignored. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -183,9 +183,9 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return how well the cosine of two codes' rows predicts whether both are in one group (AUC).
+    """Return the AUC with which the cosine of two codes' rows predicts a shared group.
 
-    Random factors give about 0.5. The codes may be from different modes. Columns must have norm 1.
+    The codes may be from different modes. The columns of `features` must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])
@@ -218,10 +218,10 @@ def _measured(
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Return the mean coherence of the phenotypes, and of shuffled models, in the given patients.
+    """Return the phenotypes' mean coherence and, for comparison, the mean of shuffled models.
 
-    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. A mode has up to
-    five leading codes, each with at least a third of the largest weight.
+    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. In each mode,
+    these are up to five codes with at least a third of the largest weight.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -234,8 +234,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     """Return the normalised pointwise mutual information of each pair of codes.
 
     The value is 1 for codes that always occur together, 0 for independent codes, and -1 for codes
-    that never occur together. `together` counts the patients with both codes, and its diagonal
-    counts the patients with each code.
+    that never occur together. ``together[i, j]`` is the number of patients with codes i and j.
     """
     both = together / patients
     alone = np.diag(both)

@@ -1,7 +1,7 @@
 """Compare finished runs in a table and on a page, and find phenotypes that several runs share.
 
-A phenotype that is found again with fresh noise, without noise, or in other data is unlikely to be
-a chance finding of one run. The comparison uses only the models, not patients' data.
+A phenotype is unlikely to be due to chance if another run also finds it, with fresh noise, without
+noise or in other data. Comparisons use only run folders, not patients' data.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def comparison(folders: Sequence[Path]) -> str:
 
 
 def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
-    """Return a run's row of the table, as a mapping of column headings to texts."""
+    """Return a run's row in `comparison`, as a mapping from column headings to texts."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -84,14 +84,14 @@ def protection(summary: Summary) -> str:
 
 
 def _privacy(summary: Summary) -> str:
-    """Return the privacy mode, with the run's privacy claim if epsilon is not proven."""
+    """Return the privacy mode and, if the guarantee is not proven, the run's privacy claim."""
     claim = SEEDED_CLAIM if SEEDED_CLAIM in summary.claim else summary.claim
     is_less = claim == SEEDED_CLAIM or "not proven" in claim
     return f"{summary.privacy} ({claim})" if is_less else summary.privacy
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon and, in brackets, the epsilon under replacement of a record, if known."""
+    """Return epsilon, followed in brackets by the epsilon for replacing a record (if known)."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -154,7 +154,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return the quality measures' values by run, with a plot (None if there are no values)."""
+    """Return each quality measure's values by run, and a figure (None if there are no values)."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -172,7 +172,7 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs, which must have the same modes.
 
-    Raise an error if one of the `others` is the run itself or has an uninformative model.
+    Raise an error if one of the `others` is the run itself or has learned nothing.
     """
     first, *runs = _read([folder, *others])
     for run in runs:
@@ -216,7 +216,7 @@ def _aligned(first: _Run, other: _Run) -> tuple[Matrices, Matrices]:
 
 
 def by_chance(ours: Matrices, theirs: Matrices) -> list[float]:
-    """Compute each phenotype's `chance` (see `Pair`) from matches with shuffled phenotypes."""
+    """Return each phenotype's `Pair.chance`, computed from matches with shuffled phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

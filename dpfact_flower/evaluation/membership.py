@@ -1,8 +1,8 @@
 """Assign phenotypes to patients by a fixed rule.
 
-Scores are the coefficients of a least-squares fit of the phenotypes to a patient's record. Records
-and the phenotypes' columns are scaled to norm 1, so a score does not depend on how many codes a
-patient has. A score of 1 means that the record consists of the phenotype alone.
+A patient's scores are the coefficients of a least-squares fit of the phenotypes to the patient's
+record. Records and phenotypes are scaled to norm 1, so scores do not depend on the number of codes.
+A score of 1 means that the record consists of the phenotype alone.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ LEADING = 1 / 3
 def scores(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float64]:
-    """Return each patient's scores, (patients, phenotypes). Scores stay at the site."""
+    """Return scores of shape (patients, phenotypes). Scores must not leave the site."""
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
     norms = column_weights(tuple(factor.astype(np.float64) for factor in features))
     return np.asarray(fitted * norms)

@@ -43,8 +43,8 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. Phenotypes are numbered from 1 and may have a `name`.
 
-    `place` is the code's position in its mode (from 1), in descending order of share. `weight` is
-    the factor's entry, and `share` is `weight` divided by its column's sum of absolute values.
+    `place` is the code's rank by share among the codes of its mode, from 1. `weight` is the code's
+    entry in the factor, and `share` is `weight` divided by the column's sum of absolute values.
     `lift` is `share` divided by the code's mean share over all phenotypes. `false_discovery` is the
     probability that the phenotype does not occur in other patients, or None if unknown.
     """
@@ -65,9 +65,9 @@ class CodeRow:
 class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
-    `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
-    (patients, phenotypes). `without` counts the patients who have none of the model's codes and
-    thus only scores of 0. `missing` counts the model's codes that the site's code lists lack.
+    `patients` holds the site's own identifiers or, without identifiers, row numbers from 1.
+    `scores` has shape (patients, phenotypes). `without` counts the patients with none of the
+    model's codes, whose scores are 0. `missing` counts the model's codes that the site lacks.
     """
 
     patients: tuple[str, ...]
@@ -108,10 +108,10 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalModel:
-    """The model shared by a run's sites: a float32 factor, (codes, phenotypes), per feature mode.
+    """A run's global model. Each factor is a float32 array of shape (codes, phenotypes).
 
-    Each vocabulary lists the codes of one factor's rows. `names` maps a phenotype's number, from 1,
-    to the name that a person gave the phenotype. For `false_discovery`, see `CodeRow`.
+    There is one factor and one vocabulary per feature mode. `names` maps phenotypes' numbers, from
+    1, to names that people gave them. For `false_discovery`, see `CodeRow`.
     """
 
     factors: Factors
@@ -178,10 +178,9 @@ class GlobalModel:
     def memberships(self, site: SiteData) -> Memberships:
         """Return the scores of a site's patients, who need not have taken part in the run.
 
-        The phenotypes stay unchanged. To fit phenotypes to the site, use ``dpfact site refit``.
-        Codes are matched by their text. A site's code list may be in any order, may contain other
-        codes, and may lack some, but not all, of the model's codes. A patient's record counts as
-        free of codes that the list lacks, which lowers scores.
+        To fit the phenotypes themselves to a site, use ``dpfact site refit``. A site's code lists
+        may be in any order, may contain other codes, and may lack some, but not all, of the model's
+        codes. Codes that a list lacks count as absent from every record, and thus lower the scores.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -198,7 +197,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model: a site's scores, and the feature factors with columns of norm 1."""
+        """Return a CP model of a site's scores and of feature factors with columns of norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 
@@ -220,7 +219,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _recoded(self, site: SiteData) -> tuple[SparseTensor, int]:
-        """Return the site's tensor on the model's code lists, and how many codes the site lacks."""
+        """Return the tensor, indexed by the model's codes, and how many of them the site lacks."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(

@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
-Each page's Content-Security-Policy allows only the page's own script, identified by a hash. The
-same content always gives the same bytes. Slow libraries (matplotlib, Jinja2) load only when needed.
+A page's Content-Security-Policy allows only the page's own script, by its hash. The same content
+always gives the same bytes. Slow libraries (matplotlib, Jinja2) are imported only when needed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def library(name: str) -> Any:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Raise a `DataError` that names the folder if one of the folder's files is damaged."""
+    """Turn errors from damaged files into a `DataError` that names the files' folder."""
     library("matplotlib")
     undefined = library("jinja2").UndefinedError
     try:
@@ -89,9 +89,9 @@ def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
 
 
 def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]) -> Any:
-    """Return panels side by side, as one SVG element in the page's colours.
+    """Return panels, drawn side by side in the page's colours, as one SVG element.
 
-    `name` makes the element's ids unique. `label` describes the figure to people who cannot see it.
+    `name` is a prefix of all ids in the element. `label` describes the figure for screen readers.
     """
     import matplotlib  # noqa: PLC0415
     from markupsafe import Markup, escape  # noqa: PLC0415

@@ -36,7 +36,7 @@ _LONGEST_NAME, _LONGEST_CODE = 24, 48
 
 
 def errors(axes: Axes, summary: Summary, measure: str = "fit") -> None:
-    """Plot the sites' errors by round, as measured by "fit", "all_cells" or "nonzeros"."""
+    """Plot an error measure ("fit", "all_cells" or "nonzeros") against the round number."""
     if not summary.errors or not summary.errors.error_by_round:
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
     if measure not in ERRORS:
@@ -105,9 +105,9 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
-    A cell of the map shows the norm of a phenotype's column in a site's patient factor. Norms are
-    divided by the site's largest norm, because larger sites have larger norms. Crosses mark columns
-    that the l2,1 penalty set to zero. `names` are shown for up to 60 phenotypes.
+    A cell shows the norm of a phenotype's column in a site's patient factor, as a percentage of the
+    site's largest norm. Crosses mark columns that the l2,1 penalty set to zero. `names` are shown
+    for up to 60 phenotypes.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
-The number of a patient's codes can predict outcomes well, and even random factors have some
-predictive value. Every AUC is therefore shown next to the AUCs of two baselines: the set of codes,
-and the sum of counts. Scores stay at the sites, so only simulations have an overall AUC.
+Outcomes can be predicted well from the number of a patient's codes, and to some degree even from
+random factors. Results therefore include two baselines, which predict from the set of codes or from
+the sum of counts. Scores stay at the sites, so only simulations have an AUC over all sites.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    Splits are stratified by site and label, and are the same for all predictors. Each column of
+    Splits are stratified by site and label, and are the same for all predictors. A column of
     `patient_factors` must belong to the same phenotype at every site. Sites without the label are
     left out.
     """
@@ -93,8 +93,8 @@ def split_scores(
 ) -> dict[int, list[float]]:
     """For each group of patients, return the AUC on the test patients of each split.
 
-    `model` creates a new scikit-learn classifier for each group and split. The result omits groups
-    in which fewer than `FEWEST` patients have the outcome, or fewer than `FEWEST` lack it.
+    `model` creates an unfitted scikit-learn classifier. The result omits groups in which either
+    label has fewer than `FEWEST` patients.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= FEWEST}
@@ -115,12 +115,12 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Return the fourth roots of the scores, which are less skewed than the scores."""
+    """Reduce the skew of the scores by taking the fourth roots of their absolute values."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
-    """Return a 0/1 matrix with a row for each patient and a column for each code of any mode."""
+    """Return a 0/1 matrix with one row per patient and one column per code."""
     modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
     return scipy.sparse.csr_array(scipy.sparse.hstack(modes))
 
@@ -144,9 +144,9 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """For each split, yield a mask of training patients: a random fraction `train` per stratum.
+    """Yield `splits` masks, each of which selects a random fraction `train` of every stratum.
 
-    A stratum may have a single patient, which scikit-learn's stratified splits do not allow.
+    scikit-learn's stratified splits are unsuitable, because a stratum may have a single patient.
     """
     rng = np.random.default_rng(seed)
     for _ in range(splits):

@@ -50,7 +50,7 @@ def phenotype_table(
 ) -> PhenotypeTable:
     """Return a table of all phenotypes, computed from the scores of all sites' patients.
 
-    `memberships` holds one array of scores per site. The table omits labels that any site lacks.
+    `memberships` holds one array of scores per site. The table omits labels that some sites lack.
     """
     has = [has_phenotype(scores) for scores in memberships]
     everybody, who = np.concatenate(memberships), np.concatenate(has)
@@ -123,7 +123,7 @@ def _tells_outside(
 ) -> NDArray[np.bool_]:
     """Return whether a code's counts reveal a small count among patients without a phenotype.
 
-    `carriers`, `owners` and `inside` count patients with the code, the phenotype, and both.
+    `carriers` patients have the code, `owners` patients have the phenotype, and `inside` have both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -134,7 +134,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return `count` as a share of `patients`, or a word for a share near 0 or 1 (see `tables`)."""
+    """Return `count` / `patients`, or a word if this share would reveal a small count."""
     if not patients:
         return None
     if count < SMALL:
@@ -158,7 +158,7 @@ def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, f
 
 
 def _hidden(counts: Mapping[str, int], sizes: Mapping[str, int]) -> list[str]:
-    """Return the sites to hide, smallest counts first, so that the total reveals no small count."""
+    """Return the sites whose counts must be hidden so that the total reveals no small count."""
     small = [site for site, count in counts.items() if count < SMALL]
     others = sorted(counts.keys() - small, key=lambda site: (counts[site], site))
     hidden: list[str] = []
@@ -174,7 +174,7 @@ def _tells(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Return whether the counts shown would let readers narrow down a small count."""
+    """Return whether the total and the shown counts would let readers narrow down a small count."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
@@ -209,8 +209,7 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    Readers know the totals, so the rate reveals the number of patients with each of the four
-    combinations of phenotype and outcome.
+    With the table's totals, the rate reveals the count for each pair of phenotype and outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -244,7 +243,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype gets no coefficient, or None. `label` covers only its patients."""
+    """Return the reason why a phenotype cannot have a coefficient, or None if it can."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

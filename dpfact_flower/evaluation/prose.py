@@ -75,14 +75,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the codes with at least a third of the largest weight, which is in the first row."""
+    """Return the codes whose weight is at least a third of the first (and largest) weight."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a short name: the last part of a code's description, or the code if there is none.
+    """Return the last part of a code's description, or the code if the description is empty.
 
-    ``|`` separates a description's parts. Of four or more parts, the last two are used.
+    ``|`` separates the parts. If there are four or more parts, return the last two.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -122,7 +122,7 @@ MOST_FALSE, EVEN = 0.1, 0.5
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
     """Return a label such as ``stable``, which says whether other runs found the phenotype too.
 
-    Without `pairs`, use `chance`, the probability that the phenotype is a false discovery.
+    If `pairs` is empty, the label depends on `chance`, the probability of a false discovery.
     """
     if not pairs:
         if chance is None:
@@ -208,7 +208,7 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Explain two `certainty` labels of a phenotype, one from `pairs` and one from `chance`.
+    """Explain the `certainty` labels that a phenotype gets from `pairs` and from `chance`.
 
     `same` lists the phenotypes that differ from the described phenotype in only one mode.
     """
@@ -254,7 +254,7 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
-    """Return the (frequency, name) of each characteristic code, most frequent code first."""
+    """Return the frequency and name of each code typical of a phenotype, most frequent first."""
 
     def share(value: tables.Share) -> float:
         return value if isinstance(value, float) else float(value in ("most", "nearly all"))

@@ -113,7 +113,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct `SiteSpending`, with the names of its sites."""
+    """Return each distinct `SiteSpending`, with the names of the sites that it describes."""
     rows: dict[str, tuple[SiteSpending, list[str]]] = {}
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         rows.setdefault(repr(spent), (spent, []))[1].append(site)
@@ -161,8 +161,7 @@ def cards(
 ) -> list[dict[str, Any]]:
     """Return the content of each phenotype's card. `unit` names the rows, such as ``patients``.
 
-    If a user has named a phenotype, the card shows that name above the title made from codes. The
-    page's search also finds a phenotype by everyday words for its codes.
+    If a user has named a phenotype, the card shows that name above the title made from codes.
     """
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES

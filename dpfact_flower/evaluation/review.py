@@ -45,7 +45,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """Base class of key files. `model` is the digest of the run's model file."""
+    """Base class of the key files of reviews and surveys. `model` is the model file's digest."""
 
     model: str
 
@@ -55,7 +55,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A reviewed patient. `near` is true if the patient was chosen as near the threshold."""
+    """A reviewed patient. `near` marks patients chosen for scores near the threshold."""
 
     patient: str
     score: float
@@ -86,7 +86,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Rounded share of confirmed charts and number of charts (both None below ten charts)."""
+        """Rounded share of confirmed charts and number of charts, if there are at least ten."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -105,7 +105,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A completed sheet. `near` counts verdicts on patients with scores near the threshold."""
+    """A completed sheet. `near` counts the verdicts on patients with a score near the threshold."""
 
     phenotype: int
     highest: Tally
@@ -184,7 +184,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Write the decision, any new name and the `Tally.public_share` values to ``names.toml``."""
+    """Write a review's decision, rounded results and any new phenotype name to ``names.toml``."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name" and not found.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
@@ -230,7 +230,7 @@ def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
 
 
 def _bare(patient: str) -> str:
-    """Remove leading apostrophes and zeros, which spreadsheets add or drop, from an identifier."""
+    """Remove an identifier's leading apostrophes and zeros, which spreadsheets may add or drop."""
     return patient.strip().lstrip("'0")
 
 
@@ -265,7 +265,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place (file and line) and cells of each line, except blank lines and notes.
+    """Yield the location (file and line) and cells of each line, except blank lines and notes.
 
     Detect the separator and the encoding. Raise an error if two lines have the same first cell.
     """

@@ -41,7 +41,7 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write ``global_model.npz``: for each mode NAME, arrays NAME, NAME_codes and NAME_text."""
+    """Write ``global_model.npz``, with arrays NAME, NAME_codes and NAME_text for each mode NAME."""
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
         arrays[vocabulary.name] = factor

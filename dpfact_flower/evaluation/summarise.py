@@ -57,7 +57,7 @@ def summarise(
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
     `cohort` is a simulation's data, and None in a deployment. If `measured` is false, the summary
-    omits all measures. `counted` says whether the privacy plan used the exact number of patients.
+    omits all measures. `counted` says whether the privacy plan uses the exact patient count.
     """
     given = ""  # text after a claim, about facts taken from the data without noise
     if cohort is not None and coordinator.privacy.privacy == "patient":
@@ -90,7 +90,7 @@ def summarise(
 def _exchange(coordinator: Coordinator) -> Exchange:
     """Return the run's traffic, and the bytes that the DPFact paper's method and TRIP would send.
 
-    For each reply, the paper's method sends all feature factors to the site and back, as float64.
+    For each reply, the paper's method sends all feature factors in both directions, as float64.
     TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
     """
     records = coordinator.records
@@ -238,8 +238,7 @@ def shared_error(
 ) -> SquaredError:
     """Return the total squared error of `features`, with patient factors refitted to the tensors.
 
-    This error can be compared with the error of methods in which sites share all feature factors.
-    The error of a small site's own model is too low, because such a model overfits.
+    This error is comparable with the error of methods in which sites share all feature factors.
     """
     errors = []
     for tensor in tensors:

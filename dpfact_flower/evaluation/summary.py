@@ -1,7 +1,7 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
-Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. Unknown fields are
-omitted, except that `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` become null.
+Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. If an object is None, its
+keys are omitted, but `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit
 class Spending:
     """The privacy cost of releases, as returned by `Guarantee.to_dict`.
 
-    `claim` says what is proven about epsilon. In patient mode, `epsilon` is for adding or removing
-    a patient, and `replacing` is the epsilon for replacing a patient's record. With secure sums,
-    `alone` is the epsilon that remains valid if all other sites collude with the server.
+    `claim` says what is proven about epsilon. In patient mode, `epsilon` applies to adding or
+    removing a patient, and `replacing` is the epsilon for replacing a patient's record. With secure
+    sums, `alone` is the epsilon that remains valid if all other sites collude with the server.
     """
 
     epsilon: float
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """RMSE (`all_cells`, `nonzeros`) and fit of the sites' own models after a round."""
+    """Fit and RMSE (over all or non-zero cells) of the sites' own models after a round."""
 
     round: int
     all_cells: float
@@ -111,10 +111,10 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """AUCs for labelled patients. `group` is the patients' site, or ``overall`` for all sites.
+    """AUCs for labelled patients. `group` is a site's name, or ``overall`` for all sites.
 
-    `memberships` is the AUC of predictions from patients' scores. `raw_codes` and `volume` are
-    baselines that use sets of codes or sums of counts. `reason` says why AUCs are missing.
+    `memberships`, `raw_codes` and `volume` are the AUCs of predictions from scores, from the set of
+    codes, and from the sum of counts. `reason` says why AUCs are missing.
     """
 
     group: str
@@ -127,10 +127,7 @@ class GroupAUC:
 
 @dataclass(frozen=True)
 class OutcomePrediction:
-    """The result of `predict_outcome`: AUCs for all labelled patients, and for each site.
-
-    `train` is the share of the patients in the training set.
-    """
+    """AUCs that `predict_outcome` returns. `train` is the share of patients used for training."""
 
     overall: GroupAUC
     sites: tuple[GroupAUC, ...]

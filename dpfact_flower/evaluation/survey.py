@@ -1,8 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
 Half of the items are phenotypes of the model. The others are made up: one leading code, or all
-codes of one mode, come from another phenotype. The key says which items are real, so nobody may
-read the key before all answers are in. The files reveal no more about patients than the model does.
+codes of one mode, come from another phenotype. The key says which items are real, so nobody should
+read the key before the survey ends. The files reveal no more about patients than the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,8 +94,8 @@ def agreement(one: Answers, two: Answers) -> str:
 def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
     """Write a survey's sheet, page and key, readable only by their owner. Return the sheet's path.
 
-    There is at most one item per phenotype, so a model of low rank gives fewer than `items`. `seed`
-    determines the choice and the order of the items.
+    The survey has at most one item per phenotype, even if `items` is larger. `seed` determines the
+    choice and the order of the items.
     """
     sheet, page, key = new_files(folder, out)
     chosen = _items(GlobalModel.read(folder), items, np.random.default_rng(seed))

@@ -1,9 +1,9 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is a number, or None if no patients were counted. If the number would reveal a
-count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` (of up
-to 99 patients) and ``nearly all`` (of 100 or more) mean all patients except nine or fewer.
-``hidden`` means that readers could derive a small count from the number.
+count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` means
+all except nine or fewer of up to 99 patients. ``nearly all`` means all except nine or fewer of 100
+or more patients. ``hidden`` means that readers could derive a small count from the number.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's frequency among the phenotype's patients, and `everybody` is its
-    frequency among all patients.
+    The code's frequency is `observed` in the phenotype's patients, and `everybody` in all patients.
     """
 
     code: str
@@ -51,8 +50,8 @@ class Phenotype:
 
     `weight` is the product of the phenotype's column norms in all factors. `prevalence` is the
     share of patients who have the phenotype. `carriers` is the share of all patients who have a
-    leading code in every mode. `precision` is the share of the phenotype's patients who have such
-    codes. `codes` lists each mode's codes, largest weight first.
+    leading code in every mode. `precision` is the share of the phenotype's patients who have a
+    leading code in every mode. `codes` lists each mode's codes, largest weight first.
     """
 
     number: int
@@ -88,7 +87,7 @@ class SiteUsage:
 
     @property
     def switched_off(self) -> dict[str, list[int]]:
-        """For each site, the numbers of the phenotypes that `off` marks."""
+        """For each site, the numbers of the phenotypes whose columns are entirely zero."""
         return {
             site: [number for number, is_off in enumerate(row, start=1) if is_off]
             for site, row in zip(self.sites, self.off, strict=True)

@@ -23,8 +23,7 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Yield a temporary file that is renamed to `path` on success, so `path` is never incomplete.
 
-    If `durable` is true, the content is written to disk before the file is renamed, so the file
-    survives a power failure.
+    If `durable` is true, the file survives a power failure.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))
@@ -91,8 +90,8 @@ def locked(folder: Path) -> Iterator[bool]:
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
     """Reserve disk space with a placeholder file, and yield a function that deletes this file.
 
-    Raise an OSError if the disk or a quota has too little space. macOS and a few file systems
-    cannot reserve space, so only their free space is checked.
+    Raise an OSError if the disk or a quota has too little space. If the system cannot reserve space
+    (as on macOS), this function only checks the free space.
     """
 
     def free() -> None:
@@ -135,8 +134,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
 def private_scratch() -> Iterator[Path]:
     """Yield a temporary folder for patients' data, accessible only to the folder's owner.
 
-    The folder is in TMPDIR or in the user's own cache, because the system's temporary folder may be
-    on a disk that must not hold patients' data.
+    The folder is in TMPDIR or in the user's cache folder, because the system's temporary folder may
+    be on a disk that must not hold patients' data.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpfact"
     home = Path(os.environ.get("TMPDIR") or cache)
@@ -177,8 +176,7 @@ def _sync_folder(folder: Path) -> None:
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Raise an error unless a path is the user's own file or folder, writable by nobody else.
 
-    If other users could change a ledger, they could restore a spent privacy budget. The function
-    accepts a missing path. If `reading` is true, another user may own the path.
+    A missing path raises no error. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()

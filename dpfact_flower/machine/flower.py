@@ -1,7 +1,7 @@
 """The supported versions of Flower, and the environment of Flower's processes.
 
 A deployment uses some of Flower's private functions and classes, which any release of Flower may
-remove. `tests/machine/test_flower` tests all of these names with the installed Flower.
+remove. `tests/machine/test_flower` checks the installed Flower for these functions and classes.
 """
 
 from importlib.metadata import version
@@ -32,6 +32,6 @@ def version_faults() -> list[str]:
 
 
 def refuse_unknown_version() -> None:
-    """Raise an error if Flower's version is untested, because private names may have changed."""
+    """Raise an error for an untested version of Flower, whose private functions may differ."""
     if faults := version_faults():
         raise MissingDependencyError(f"nothing was started: {faults[0]}")

@@ -1,7 +1,6 @@
 """Configure the package's log, and define how tasks report progress.
 
-In Flower's processes, this package logs through Flower's handler. In other programs, this package
-configures no handlers.
+This package logs through Flower's handler in Flower's processes, and adds no handler elsewhere.
 """
 
 import json
@@ -65,7 +64,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """If `quiet` is true, hide log lines below WARNING from Flower and from this package."""
+    """If `quiet` is true, hide Flower's and this package's log lines below level WARNING."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

@@ -32,7 +32,7 @@ def memory_used() -> int:
 
 
 def hold_beside(held: int) -> None:
-    """Record another process's memory use, in bytes, which counts toward the same memory limit."""
+    """Record the bytes of memory of another process that shares this process's memory limit."""
     _beside[0] = held
 
 

@@ -32,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Build a dataclass and its nested dataclasses from parsed JSON, with strict type checks.
 
-    Unknown keys are ignored. Error messages omit `unnamed` fields, which are not JSON keys.
+    Unknown keys are ignored. Error messages leave `unnamed` fields out of key paths.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
@@ -61,7 +61,7 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
     """Return an array that `numpy.save` wrote. Raise a DataError for any other content.
 
-    A false size in the header cannot exhaust memory, because memory grows only with bytes read.
+    A false size in the header cannot exhaust memory, which is allocated only for bytes read.
     """
     try:
         array = np.lib.format.read_array(file, allow_pickle=False)

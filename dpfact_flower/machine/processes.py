@@ -77,9 +77,9 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the listening sockets that can receive a connection to `host` and `port`.
 
-    Return None if `host` has an address other than loopback, or if this process cannot see the
-    sockets, for example in another container. Return an empty list if an address of `host` has no
-    listener, because any process could start to listen on that address.
+    Return None if `host` has a non-loopback address, or if this process cannot see the sockets, for
+    example in another container. Return an empty list if an address of `host` has no listener,
+    because any process could start to listen on that address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

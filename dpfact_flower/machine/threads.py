@@ -1,7 +1,6 @@
 """Run independent parts of a computation in threads without affecting the result.
 
-Callers divide work into the same parts for any number of threads, and `in_order` yields results in
-the order of the parts. The number of threads therefore affects only the running time.
+The parts and the order of their results do not depend on the number of threads.
 """
 
 import os
@@ -39,8 +38,8 @@ def thread_count() -> int:
 class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
-    The setting is global, so the last thread to leave the context resets it. Enter the context
-    before you start threads, because OpenBLAS may ignore a setting that a started thread makes.
+    The setting is global, so the last thread to leave the context restores the old value. Enter the
+    context before starting threads, because OpenBLAS may ignore changes made by a worker thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,1 @@
-"""DPFact's Python interface for data in memory, with a scikit-learn estimator.
-
-The module `federated` runs DPFact. The module `run` presents the results.
-"""
+"""DPFact's Python interface for data in memory, with a scikit-learn estimator."""

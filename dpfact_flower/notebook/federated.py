@@ -1,7 +1,4 @@
-"""Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
-
-A site can be a `SiteData`, a DataFrame, a NumPy array, or a sparse matrix or tensor.
-"""
+"""Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def federate(
 ) -> Run:
     """Run DPFact with all sites in this process, in parallel threads.
 
-    The results are the same as those of `flwr run`, without the need for Ray or a network.
+    The results are the same as those of `flwr run`, but neither Ray nor a network is needed.
 
     Parameters
     ----------
@@ -138,7 +135,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return settings for sites that accept only `config`'s privacy mode, up to `max_epsilon`."""
+    """Return site settings that allow only `config`'s privacy mode and at most `max_epsilon`."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -216,7 +213,7 @@ def holds_sites(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return the index of a pandas DataFrame whose columns are codes, or None for another type."""
+    """Return the index of a DataFrame whose columns are codes, or None for other objects."""
     if odd := {name.lower() for name in columns_of(given)} & {"patient", "site", "time"}:
         raise DataError(
             f"sites: all columns are codes, not {min(odd)}; in pandas, use set_index, or delete it"
@@ -280,7 +277,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     `fit` performs a whole federated run in this process, with the noise that the privacy mode
     requires. `transform` computes the scores of training or new patients. No privacy guarantee
-    covers these scores, so only the patients' own site may see the scores.
+    covers these scores, so the scores must stay at the patients' site.
 
     Parameters
     ----------
@@ -361,10 +358,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         self.settings = settings
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Run DPFact on the sites in `X`, in any form that `as_cohort` accepts.
-
-        A single matrix with one row per patient is treated as one site.
-        """
+        """Run DPFact on the sites in `X`, in any form that `as_cohort` accepts."""
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -430,7 +424,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
-        """Return a cohort of the sites in `X`, after scikit-learn's checks if `X` is a matrix."""
+        """Return a cohort of the sites in `X`. Apply scikit-learn's input checks to a matrix."""
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
         is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)

@@ -1,4 +1,4 @@
-"""Compute all releases that leave a site, add noise to them, and record their privacy cost.
+"""Compute the values that leave a site, add noise to the values, and record the privacy cost.
 
 No module of this package imports `opacus_accountant`, because that module imports torch.
 """

@@ -68,9 +68,8 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
     Each order alpha > 1 gives a valid
-    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
-    is 0 where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side rises with alpha, so
-    epsilon has one minimum. The root may be inexact, because any alpha gives a valid epsilon.
+    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``, which is
+    smallest where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``.
     """
     log_inverse = log_of_inverse(delta)
     x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, epsilon's slope is >= 0
@@ -83,7 +82,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return epsilon by Opacus' formula for Renyi DP, with a cost of alpha * rho at order alpha."""
+    """Return the epsilon of Opacus' formula for Renyi DP with cost alpha * rho at order alpha."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -104,9 +103,9 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
     """Return the epsilon of releases of `count` values in total, with discrete Gaussian noise.
 
-    Discrete Gaussian noise is close to rounded Gaussian noise, so the result is that of
-    `epsilon_gaussian` with a margin (`DISCRETE_SLACK`) on epsilon and delta. The result is infinite
-    if the proof in ``docs/explanation/noise.md`` does not cover the arguments.
+    Discrete Gaussian noise is close to rounded Gaussian noise, so this function adds a margin
+    (`DISCRETE_SLACK`) to the epsilon and delta of `epsilon_gaussian`. The result is infinite if the
+    proof in ``docs/explanation/noise.md`` does not cover the arguments.
     """
     if count > MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf

@@ -1,17 +1,16 @@
 """Draw exact integer noise from the discrete Gaussian with standard deviation `SIGMA`.
 
-The low bits of floating-point noise leak information (Mironov 2012). This module therefore uses
-integer arithmetic, and draws from exactly the distribution that the privacy proof assumes: P(n) is
-proportional to exp(-n**2 / (2 SIGMA**2)) for all integers n, without truncation or rounding.
+Floating-point noise can reveal the protected value (Mironov 2012). This module therefore uses only
+integer arithmetic. As the privacy proof assumes, each integer n has a probability exactly
+proportional to exp(-n**2 / (2 SIGMA**2)).
 
 The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. Its proposals are
-discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, the sampler can make
-every random decision exactly, by comparing two integers. No integer exceeds 2**49.
+discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, every random decision
+is an exact comparison of two integers.
 
-The sampler reads the random bytes as a stream of bits. If the stream ends in the middle of a
-sample, the sampler reads more bytes and restarts at the sample's first bit. No two samples share
-bits. The time to draw a sample depends only on the random bits, never on patients' data
-(``docs/explanation/noise.md``).
+If the random bytes run out in the middle of a sample, the sampler reads more bytes and restarts at
+the sample's first bit. No two samples share bits. The time to draw a sample depends only on the
+random bits, never on patients' data (``docs/explanation/noise.md``).
 """
 
 from collections.abc import Callable
@@ -33,9 +32,8 @@ def discrete_gaussian(
 ) -> NDArray[np.int64]:
     """Draw `count` exact samples of the discrete Gaussian with standard deviation 2**bits.
 
-    `random_bytes` is `os.urandom`, or a seeded source in simulations. Each sample uses about 24
-    random bytes. `at_once` is the number of 64-bit words per call of `random_bytes`. Only tests
-    change `at_once` or `bits`.
+    `random_bytes` is `os.urandom`, or a seeded source in simulations. `at_once` is the number of
+    64-bit words per call of `random_bytes`. Only tests change `at_once` or `bits`.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)

@@ -1,4 +1,4 @@
-"""Add noise to feature factors as the DPFact paper does, and compute the claimed privacy cost.
+"""Add noise to feature factors, and compute the privacy cost that the DPFact paper claims.
 
 The paper's sensitivity does NOT hold (see `psgd_sensitivity`), so paper mode gives no privacy
 guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return `settings.rho` if set, or else an equal share of the budget per round and factor."""
+    """Return `settings.rho` if set, or the budget divided equally among all rounds and factors."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
@@ -27,10 +27,9 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     must visit every entry once. The visiting order and the initial values must not depend on the
     data. Clipping each entry's gradient to `clip` ensures L <= `clip`, but the other assumptions do
     not hold. The loss is not convex in all factors jointly, and the l2,1 penalty couples all
-    patients. Each round starts from factors that depend on the data and contain no noise. If an
-    entry changes from zero to one, the length of a pass changes. Zeros are sampled, so a pass may
-    visit the same zero twice. The step size adapts to the data. The returned value is therefore not
-    a bound, and only sets the scale of the noise.
+    patients. Each round starts from noiseless factors that depend on the data. If an entry changes
+    from zero to one, the length of a pass changes. Zeros are sampled with replacement, so a pass
+    may visit a zero twice. The step size adapts to the data. The result is therefore not a bound.
     """
     return 2 * tau * clip * eta
 
@@ -46,9 +45,9 @@ def perturb(
 ) -> Release:
     """Add Gaussian noise with variance sensitivity**2 / (2 rho) to each factor, as in the paper.
 
-    Neighbouring data sets differ in the value of one tensor entry. `psgd_sensitivity` computes the
-    sensitivity, which is not proven, from `solver`. The factors must have been computed with the
-    same settings. `rho` is the zCDP cost of each factor.
+    Neighbouring data sets differ in the value of one tensor entry. `solver` holds the settings with
+    which the factors were computed. The sensitivity, which is not proven, follows from these
+    settings. `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = planned_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)

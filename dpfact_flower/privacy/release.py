@@ -1,4 +1,4 @@
-"""Define `Release`, the values that a site sends, and `ReleaseEvent`, which records the cost.
+"""Define `Release` (values that a site sends) and `ReleaseEvent` (a record of the privacy cost).
 
 Values derived from patients' data leave the Flower client only in a `Release`. A release has one
 immutable `ReleaseEvent` for each array with noise. Events contain no information about patients'
@@ -34,11 +34,11 @@ class ReleaseEvent:
 
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
     `sensitivity` is the claimed bound on the L2 distance between the noiseless values from two
-    neighbouring data sets. `sigma` is the standard deviation, not the variance, of the noise on
-    each value. Neighbouring data sets differ in one `unit`, which is one tensor entry or one
-    patient. The unit is in only one set ("add-remove") or has different values ("replace"). `claim`
-    states whether the sensitivity is proven, and is printed with every epsilon computed from the
-    event. If `seeded` is true, the noise can be recomputed and therefore protects nobody.
+    neighbouring data sets. `sigma` is the standard deviation of the noise on each value.
+    Neighbouring data sets differ in one `unit`, which is one tensor entry or one patient. If
+    `neighbours` is ``"add-remove"``, only one of the sets contains the unit. Otherwise, the unit's
+    values differ. `claim` states whether the sensitivity is proven, and is printed with every
+    epsilon computed from the event. Seeded noise can be recomputed and gives no privacy.
     `own_sigma` is the standard deviation of the site's own noise in a secure sum, and 0 otherwise.
     """
 

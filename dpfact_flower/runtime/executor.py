@@ -76,7 +76,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     is_busy = is_asked = False
 
     def end(number: int, _: FrameType | None) -> None:
-        """Finish the current answer before exiting, because its cost may already be charged."""
+        """Exit only after the current answer, because the answer's cost may already be charged."""
         nonlocal is_asked
         if not is_busy or is_asked:
             sys.exit(0)

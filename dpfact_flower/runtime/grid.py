@@ -66,7 +66,7 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the nodes. The `site` in a node's config counts as its registered name."""
+        """Return the nodes. A node's registered name is the `site` in the node's config."""
         sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
         return [NodeInfo(node_id=node, name=site) for node, site in sites.items()]
 

@@ -78,8 +78,8 @@ def write_site(
 ) -> bytes:
     """Write a hospital's key, secret, settings, data and systemd units. Return the public key.
 
-    `centre` is ``name:port``, and `authority` is a PEM certificate. The `data` file is copied,
-    because ``install.sh`` changes the copy's owner. The SuperNode listens at 127.0.0.1:`port`.
+    `centre` is ``name:port``, and `authority` is a PEM certificate. The `data` file is copied, so
+    that ``install.sh`` can change the copy's owner. The SuperNode listens at 127.0.0.1:`port`.
     """
     name = str(settings["site"])
     _check(centre)
@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Create a folder that other users can read. Refuse a folder that already contains `sign`."""
+    """Create `folder`, readable for all users. Refuse a folder with an entry named `sign`."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(

@@ -108,7 +108,7 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run DPFact as `federate` does, but with sites in memory. See `serve` for `measured`.
+    """Run DPFact as `federate` does, but with sites in memory.
 
     If `own` is given, every site enforces these settings, such as the budget, and keeps a durable
     ledger. Otherwise, the sites are simulated and accept every run.
@@ -148,7 +148,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Pass `evaluate_fn` only to report progress, because Flower logs each call."""
+    """Run the rounds, and report progress to `watch`."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:

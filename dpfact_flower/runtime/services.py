@@ -7,7 +7,7 @@ service. The two commands work around the following faults in Flower:
   SuperExec is killed. All runs then stay `pending`.
 - The SuperLink waits only five seconds for its own database. If two runs on a slow machine keep the
   database busy for longer, the SuperExec and all ServerApps exit.
-- When the SuperNode's connection fails unexpectedly, only one of the SuperNode's threads ends.
+- If the SuperNode's connection fails unexpectedly, one thread ends but the SuperNode does not.
 - If the executor is killed while it sends a reply, the SuperNode waits forever for the reply.
 - The SuperNode sends a reply only after it has received another message.
 """
@@ -101,7 +101,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make Flower's SuperLink wait longer for a busy database. Import the SuperLink afterwards."""
+    """Make a SuperLink that is imported later wait longer for a busy database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -115,7 +115,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Return whether the helper has exited, and not a child process of a library."""
+    """Return whether the child process that has exited is the SuperLink's helper."""
     with suppress(OSError):  # other code in this process has already waited for the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
@@ -124,7 +124,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`. If no run has a message to fetch, return a run with an unsent reply instead."""
+    """Make `pull` return a run with an unsent reply if no run has a message to fetch."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -115,8 +115,8 @@ class Connection:
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and return the number of the run.
 
-        A failed request is not repeated, because the SuperLink may have accepted the run before the
-        failure. Sites would then be charged for two runs.
+        A failed request is not repeated. If the SuperLink has already accepted the run, a second
+        request would charge the sites twice.
         """
         words = ["run", str(app), self.name, "--run-config", _in_flowers_syntax(config)]
         if federation_config:
@@ -132,9 +132,8 @@ class Connection:
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
-        `log` is a file descriptor for the log, by default this process's output. The returned
-        status is `UNKNOWN` if the SuperLink has not answered for five minutes. Print a warning if
-        the run does not begin, because Flower gives no such warning.
+        `log` is the log's file descriptor, by default this process's output. The status is
+        `UNKNOWN` if the SuperLink is silent for five minutes. Warn if the run stays pending.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -237,7 +236,7 @@ class SuperLink(Connection):
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor, and pass every line that is written to it to the follower."""
+    """Yield the write end of a pipe. A thread passes each line from the pipe to `follower`."""
     read, write = os.pipe()
 
     def follow() -> None:

@@ -54,7 +54,7 @@ class OwnSuperNode:
     A SuperNode does not prove its identity. While the SuperNode is down, another user's process
     could bind the port and spend the hospital's privacy budget with forged messages. `intercept`
     therefore checks the listening process before each request and before reading the response. Each
-    connection serves one request, because an open connection may lead to a different process.
+    request uses a new connection, which only the listening process can accept.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -104,7 +104,7 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """A SuperNode's unanswered messages (Flower's tasks). `claim` signs requests with `secret`."""
+    """Access to a SuperNode's unanswered messages. `claim` signs requests with `secret`."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
@@ -133,8 +133,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message on entry, and report the message as done on exit.
 
     Yield the message, its `Context`, and a function that sends the reply to the SuperNode. After an
-    error, send no report, because the SuperNode would wait endlessly for the missing reply. Without
-    a report or heartbeats, the SuperNode answers the message with an error after a minute.
+    error, only stop the heartbeats. A minute later, the SuperNode then replies with an error. After
+    a report without a reply, the SuperNode would wait endlessly.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -142,7 +142,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat. Ignore errors, because the SuperNode may no longer await a reply."""
+        """Send a heartbeat to the SuperNode, and ignore errors."""
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest())
         return True

@@ -3,8 +3,8 @@
 Flower's servers and Ray launch helper processes. Helpers that start a new session outlive a killed
 parent. The parent therefore runs this file as a program (the supervisor), which starts the command.
 When the parent exits, the pipe to the supervisor's stdin closes. The supervisor then terminates the
-command and its helpers. On Linux, the supervisor adopts orphaned descendants, and keeps killing its
-children until none are left. On other systems, the supervisor terminates only its process group.
+command and its helpers. On Linux, the supervisor adopts orphaned descendants and kills all its
+children. On other systems, the supervisor terminates only its own process group.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ _STOP_SECONDS = 20
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in a new session, until the context ends.
 
-    Yield the supervisor's `Popen` object, created with `options`. The supervisor exits after the
-    command and its helpers, with the command's exit code or 128 plus the number of the signal that
-    ended the command. Do not call `communicate`, which would close the supervisor's stdin.
+    Yield the supervisor's `Popen` object, created with `options`. The supervisor outlives the
+    command and its helpers. It exits with the command's exit code, or 128 plus the number of the
+    signal that ended the command. Do not call `communicate`, which would end the command.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}
@@ -44,7 +44,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end its processes."""
+    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end all descendants."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()

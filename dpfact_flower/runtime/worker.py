@@ -46,13 +46,13 @@ def message_from_bytes(data: bytes) -> Message:
 
 
 def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scalar]) -> bytes:
-    """Serialise the worker's input: a message, run and node ids, and the hospital's settings."""
+    """Serialise the worker's input: a message, the ids in `context`, and the site's settings."""
     head = json.dumps([context.run_id, context.node_id, dict(own)])
     return b"%b\n%b" % (head.encode(), message_to_bytes(message))
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its `Context`, and the size of two copies of the message, in bytes."""
+    """Return a message, its `Context`, and the size of the executor's two copies, in bytes."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})

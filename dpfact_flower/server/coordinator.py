@@ -1,7 +1,4 @@
-"""Manage a run's rounds, quorum, checkpoints and history on the server, without using Flower.
-
-The strategies `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact` send this module's requests.
-"""
+"""Manage a run's rounds, quorum, checkpoints and history on the server, without using Flower."""
 
 import logging
 import uuid
@@ -28,7 +25,7 @@ _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 
 
 class CoordinatorOptions(TypedDict, total=False):
-    """Options of a `Coordinator`, which `dpfact_flower.DPFact` describes."""
+    """Options of a `Coordinator`, as documented in `dpfact_flower.DPFact`."""
 
     solver: SolverSettings | None
     privacy: PrivacySettings | None
@@ -40,7 +37,7 @@ class CoordinatorOptions(TypedDict, total=False):
 
 
 class Coordinator:
-    """The server side of a run. In each round, a Flower strategy calls these methods."""
+    """The server's state of a run, with methods that a Flower strategy calls in each round."""
 
     def __init__(
         self, feature_shape: Sequence[int], *, solver: SolverSettings | None = None,
@@ -86,7 +83,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Replan the run for `sites` sites. Raise a `QuorumError` if a round has finished."""
+        """Replan the run for `sites` sites. Raise a `QuorumError` after round 1."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -117,7 +114,7 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
+        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
         return self.rule.false_discovery
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
@@ -157,9 +154,9 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return the time limit for a site's answer in a round, in seconds.
 
-        A site that misses the limit is not charged. The limit is `round_timeout`. If `grace` is
-        set, the limit is also at most `grace` plus the longest time that an earlier round took to
-        reach its quorum. This second limit does not apply to rounds that the run cannot skip.
+        A site that misses the limit is not charged. If `grace` is set, the limit is `grace` plus
+        the longest time that an earlier round took to reach its quorum, up to `round_timeout`. In
+        other runs, and in rounds that must meet the quorum, the limit is `round_timeout`.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)

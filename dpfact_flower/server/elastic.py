@@ -30,8 +30,8 @@ class ElasticRule(ServerRule):
     The initial factors (the start) are drawn at random from the public seed. In mode "none", the
     server can instead compute the start from the sites' co-occurrences. With long code lists, this
     start takes two rounds: one for code counts, and one for co-occurrences of the most frequent
-    codes. Co-occurrences also determine the weights of the sites' factors. A subclass that
-    overrides `update` always starts from random factors.
+    codes. Co-occurrences also determine how much weight each site's factors have in later rounds. A
+    subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -104,10 +104,7 @@ class ElasticRule(ServerRule):
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """In an asynchronous run, move the global factors towards the sites' latest factors.
-
-        `shares` contains the replies' weights, which are below 1 for old replies.
-        """
+        """In an asynchronous run, pull the model towards the sites' mean, weighted by `shares`."""
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
@@ -130,7 +127,7 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        In total, the `parts` calls in a round cover ``T * step`` of the distance to the mean of T
+        A round makes `parts` calls, which cover ``T * step`` of the distance to the mean of T
         sites. Each call covers ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
@@ -211,16 +208,16 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return the number of rounds for a start from co-occurrences (2 if code lists are long)."""
+    """Return how many rounds a start from co-occurrences takes: 1, or 2 with long code lists."""
     return 2 if paired_codes(feature_shape) else 1
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    A `step` other than 0 is returned unchanged. Otherwise, if the solver takes steps of size eta
-    and gamma is positive, the result is eta * gamma, as in the DPFact paper. In all other cases,
-    the result is 1 / sites, so that the new global factors are the sites' mean.
+    If `step` is not 0, return `step`. Otherwise, return eta * gamma, as in the DPFact paper, if
+    gamma is positive and the solver has a step size eta. In all other cases, return 1 / sites, so
+    that the new global factors are the sites' mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

@@ -50,11 +50,11 @@ class RoundRecord:
     """The record of a round, stored as one line of `history.jsonl`.
 
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
-    quorum was missed and the global factors stayed unchanged. `seconds` is the time from sending
+    quorum was missed, so that the global factors did not change. `seconds` is the time from sending
     the requests to reading the last reply. `quorum_seconds` is the time until the quorum had
-    answered, or 0 if the quorum was missed. `ended` is the time of the round's end, in UTC and ISO
-    format. For an asynchronous round, `arrivals` lists the replies in order of arrival, `seconds`
-    is the time since the previous round ended, and `quorum_seconds` is 0.
+    answered, or 0 if the quorum was missed. `ended` is when the round ended, in UTC and ISO format.
+    For an asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the
+    time since the previous round ended, and `quorum_seconds` is 0.
     """
 
     round: int
@@ -75,7 +75,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """Each answer as a tuple of the site, the round and this record's `updated`."""
+        """A tuple (site, round, `updated`) for each of the sites' usable replies."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]

@@ -1,13 +1,12 @@
-"""Run modes "none" and "paper" asynchronously, and update the model after each reply.
+"""Coordinate asynchronous runs (modes "none" and "paper"), where each reply updates the model.
 
 The first round, and all rounds that compute the initial factors (the start), are synchronous. After
 these rounds, each reply replaces its site's previous reply, and the rule updates the model from all
 sites' latest replies. A site thus gains no weight by answering more often. A reply has full weight
-for two rounds. An older reply has weight ``1 / (1 + age - 2)``, with the age in rounds (FedAsync's
-hinge function; Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934). Old replies with full
-weight would slow down the model's progress.
+for two rounds. If a reply's age is more than two rounds, its weight is ``1 / (1 + age - 2)``
+(FedAsync's hinge function; Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
 
-Replies still belong to rounds, because sites plan their budgets per round. A round ends when the
+Each reply belongs to a round, because sites plan their budgets per round. A round ends when the
 quorum and more than half of the connected sites have answered. A late site skips to the current
 round. A site that is one round ahead waits, because its next reply would add little.
 """
@@ -39,8 +38,8 @@ class _Site:
 
     `round` is the round of the last request, and `version` is the model's version at that time.
     `asked` is the unanswered request, if any. `answered` is the last answered round. `last`
-    contains the last reply's factors or, if there were none, the initial factors. `based` is the
-    model version from which `last` was computed. `failed` is set if the last request failed.
+    contains the last reply's factors, or the initial factors if that reply had no factors. `based`
+    is the model version from which `last` was computed. `failed` is set if the last request failed.
     """
 
     round: int = 0
@@ -68,7 +67,7 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """Server of an asynchronous run. An unnamed site gets a name such as ``node 7``."""
+    """The coordinator of an asynchronous run."""
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -167,7 +166,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests, of which each unfinished site would accept at least one."""
+        """Return preflight requests. Each unfinished site would accept at least one of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

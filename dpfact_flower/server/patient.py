@@ -96,7 +96,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each site group's usage of each phenotype, or None if the round needs none."""
+        """Return how much each group of sites uses each phenotype, or None if not needed."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -183,7 +183,7 @@ class PatientRule(ServerRule):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
+        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)

@@ -1,4 +1,4 @@
-"""Record preflight answers, decide whether a run may begin, and determine the nodes' names.
+"""Record preflight answers, decide whether a run may begin, and assign site names to nodes.
 
 The SuperLink registers each hospital's key under the hospital's name. Before any charge, the
 preflight refuses a node that answers under a different name. For a node without a registered name,
@@ -41,9 +41,9 @@ def called(node: int, site: str) -> str:
 class Readiness:
     """A site's preflight answer, or the lack of an answer. Unknown fields are empty.
 
-    `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
-    is the smallest possible error of the site's clock, in seconds, given the answer's time stamp. A
-    negative error means that the clock is behind.
+    `fault` is the reason why the site would not answer a round, or empty if there is none. The
+    answer's time stamp shows that the site's clock is wrong by at least `clock` seconds (negative
+    if the clock is behind).
     """
 
     node: int
@@ -78,7 +78,7 @@ class Readiness:
 
 
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
-    """Return the nodes to leave out of the run. Raise an error if the run may not begin.
+    """Return the nodes to leave out of the run, which are those with a fault.
 
     If a site is not ready, raise a `QuorumError` that describes every fault. If `leave_out` is set,
     raise the error only if the ready sites do not meet the quorum.
@@ -130,7 +130,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return the reason why a node must not use a name. If there is none, record the name."""
+        """Return why a node must not use a name, or record the name and return an empty string."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

@@ -31,11 +31,11 @@ class ServerRule(ABC):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
+        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each site group's usage of each phenotype, or None if the round needs none."""
+        """Return how much each group of sites uses each phenotype, or None if not needed."""
         return None
 
     def arrive(
@@ -89,10 +89,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
-    """Return random factors, with entries between 0 and 1 and columns of norm 1.
-
-    The factors depend only on public numbers.
-    """
+    """Return random factors, with entries between 0 and 1 and columns of norm 1."""
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)
     return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in factors)

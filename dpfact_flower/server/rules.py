@@ -24,7 +24,7 @@ def rule_for(
     privacy: PrivacySettings,
     run: RunSettings,
 ) -> ServerRule:
-    """Create the rule that `run` names or, by default, the privacy mode's own rule."""
+    """Create the rule that `run` names, or the privacy mode's default rule if `run` names none."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":

@@ -22,7 +22,7 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. `opened` is true once the server has asked for secrets."""
+    """An attempt at a round's sum. `opened` is true after a request for the unmasking secrets."""
 
     round: int
     number: int
@@ -131,6 +131,6 @@ class SecureSum:
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert an integer sum to a rounded total for each group of sites."""
+    """Split a vector of integer totals into one rounded total vector per group of sites."""
     values = rounded(total, planned.own_sigma).astype(np.float32).reshape(-1, planned.count)
     return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

@@ -1,7 +1,7 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
-These charges cover only replies that reached the server. If a reply is lost, its charge appears
-only in the site's own ledger.
+The server knows only the charges of replies that it received. If a reply is lost, its charge
+appears only in the site's own ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ Cost = Callable[[Sequence[int]], float | None]
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is when the site's latest round with a usable reply ended. `unused` counts usable
-    replies in rounds that missed the quorum, and `failed` counts rounds without a usable reply. An
-    epsilon is None if it is infinite or unknown. `reason` is the latest failure or preflight fault.
+    `last_seen` is when the latest round with a usable reply ended. `unused` counts usable replies
+    in rounds that missed the quorum, and `failed` counts rounds without a usable reply. `epsilon`
+    is None if infinite or unknown. `reason` is the latest failure or preflight fault.
     """
 
     name: str

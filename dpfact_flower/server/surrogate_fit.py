@@ -1,6 +1,6 @@
 """Improve a run's initial factors by fitting them to surrogate patients.
 
-The server draws surrogate patients from released counts, so these fits have no privacy cost.
+The server draws surrogate patients from released counts, so the fits have no privacy cost.
 """
 
 import logging
@@ -79,7 +79,7 @@ def fitted_to_halves(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Fit a model to each array that `halves` yields, from random initial factors.
+    """Fit a model to each array from `certainty.halves`, starting from random factors.
 
     Return one array of shape (models, codes, rank) per mode. `counts` contains a typical patient's
     number of codes in each mode.
@@ -102,14 +102,14 @@ def fitted_to_halves(
 
 
 def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> SparseTensor:
-    """Transform, for the solver, the first `number` surrogates that have a non-zero cell."""
+    """Return the solver's input: the first `number` surrogates that have a non-zero cell."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     tensor = losses.find(by.loss).prepared(surrogates.select_patients(alive))
     return tensor.scaled_to_unit_patients() if by.scale == "patient" else tensor
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Raise tiny entries of the factors, and scale each patient's row to the total in `tensor`."""
+    """Raise tiny entries, and scale patients' rows to match the patients' sums in `tensor`."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -121,7 +121,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return fitted feature factors, and the loss reduction relative to a constant model."""
+    """Return fitted feature factors, and 1 minus the ratio of their loss to a constant model's."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

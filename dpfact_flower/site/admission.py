@@ -136,7 +136,7 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
 
 
 def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
-    """Refuse a round that contradicts the site's records or exceeds a budget or another limit."""
+    """Refuse a round that conflicts with the site's records, a budget or another limit."""
     check_follows(admission.request, admission.last)
     check_budget(admission.work, admission.rows, hospital.settings)
     if not hospital.simulation:
@@ -289,7 +289,7 @@ def check_memory(work: RoundWork) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger beside the ledger of a site that `hospital.beside` does not list."""
+    """Refuse a new ledger if the state-dir has the ledger of a site not in `hospital.beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:
@@ -302,13 +302,13 @@ def check_only_ledger(hospital: Hospital) -> None:
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], vocabularies: Sequence[Sized], settings: SiteSettings
 ) -> int:
-    """Return how many bytes to reserve for the rest of a run, regardless of the patients' data.
+    """Return how many bytes to reserve for the rest of a run, without using patients' data.
 
-    The free disk space depends on the size of the patients' file. If the reservation depended on
-    the run, a server could measure this space with free preflights for runs of different sizes. All
+    The free disk space depends on the size of the patients' file. If larger runs reserved more
+    space, a server could measure the free space with preflights for runs of different sizes. All
     runs with noise and a built-in rule therefore reserve the same amount, which suffices for the
     largest run that the hospital's code lists and `max-rank` allow. If a run with a different rule
-    needs more, the function multiplies the amount by 4 until the run fits.
+    needs more, the function multiplies the amount by 4 until it suffices.
     """
     if not events:
         return _LEAST_BYTES

@@ -1,8 +1,8 @@
 """Define `Site`, which answers each of the server's requests with one release.
 
 To protect patients, a site follows fixed steps: admit the request, compute, charge, reply. The site
-reads no patient's data before admitting the request (`admission.admitted`). The site charges a
-release on disk before sending the release, and sends the release even if an error follows the
+reads no patient's data before admitting the request (`admission.admitted`). The site writes the
+charge to disk before sending the release, and sends the release even if an error follows the
 charge. All failures after the site has read patients' data raise the same error, so that the error
 reveals nothing about the data.
 """
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Progress:
-    """The progress of an answer, which determines what the site sends after an error."""
+    """The steps completed for a request, which determine what the site sends after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
@@ -55,9 +55,9 @@ class Site:
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute and charge the release for a request, or repeat the request's earlier release.
+        """Compute and charge a release, or return the earlier release if the request is repeated.
 
-        Nothing is charged after the deadline that `delay` sets. The text of an error must not leave
+        After the deadline of `delay`, the site charges nothing. The text of an error must not leave
         the site (see `disclosure.log_privately`).
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
@@ -211,7 +211,7 @@ class Site:
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """Return the release to send. A secure sum's share is first stored on disk and then masked."""
+    """Return the release to send. For a secure sum, store the site's share, then mask it."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError("the rule releases a share of a secure sum unmasked")

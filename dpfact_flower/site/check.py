@@ -91,7 +91,7 @@ class CheckResult:
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckResult]:
     """Run all checks. If `started` is false, skip the checks that need running processes.
 
-    If the settings or the key cannot be read, that fault is the only finding.
+    If the settings or the key cannot be read, return only that fault.
     """
     opened = "the settings, the data and the key are there"
     try:

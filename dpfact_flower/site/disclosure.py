@@ -1,15 +1,13 @@
-"""Ensure that a reply reveals only its release, an error code and the time of sending.
-
-The text of an error goes to the site's own log, and only the error's code leaves the site.
+"""Ensure that a reply reveals only the time of sending and a release or an error code.
 
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
 many seconds after the request arrived. If a reply is not ready by then, the site keeps doubling
 this reply's delay until the reply is ready. Such a late reply reports only that the round failed.
 The server therefore learns how many times the delay was doubled, but not the exact duration.
 
-A round's deadline follows from the time to live of the server's message. A charge after the
-deadline would be wasted, because the server no longer collects the reply. The site therefore checks
-the deadline before reading patients' data, and again right before committing the charge.
+The time to live of the server's message sets the round's deadline. A charge after the deadline
+would be wasted, because the server no longer collects the reply. The site therefore checks the
+deadline before reading patients' data, and again right before committing the charge.
 """
 
 import logging
@@ -49,11 +47,11 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A timer that holds a reply until `seconds` after the request arrived. 0 means no delay.
+    """A timer that delays a reply until `seconds` (0: no delay) after the request arrived.
 
     The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
     `time_left` seconds after that time. `wait` sets `late` if the reply was not ready in time, and
-    sets `ready` to the seconds that the reply took. The value of `ready` must not leave the site.
+    sets `ready` to the time in seconds that the reply took. `ready` must not leave the site.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class ReplyDelay:
 
 
 def seconds_left(created_at: float, time_to_live: float) -> float:
-    """Return the time left, in seconds, before the reply to a new message must leave.
+    """Return the time left, in seconds, before the reply to a message must leave.
 
     `created_at` is in seconds since 1970, as measured by the sender's clock, which may be ahead of
     this machine's clock. The result is negative after the deadline.

@@ -61,7 +61,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return one event per factor for all remaining rounds, or () in privacy mode "none"."""
+        """Return one event per factor, each for all remaining rounds, or () in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -106,9 +106,9 @@ def initial_state(
     With a relative elastic weight, a site starts from the global feature factors, because its own
     factors could overfit. With the paper's weight, the site starts from its own factors.
 
-    If `kept` is None, patient factors are random in round 1, and fitted to the data in later
-    rounds. Random factors are scaled to minimise the error. With the paper's elastic weight,
-    patient factors are always random, and scaled so that the model's norm equals the data's norm.
+    If `kept` is None and the weight is relative, patient factors are random in round 1, with the
+    scale that minimises the error, and fitted to the data in later rounds. With the paper's weight,
+    patient factors are random, scaled so that the model has the data's norm.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:

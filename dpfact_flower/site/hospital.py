@@ -24,8 +24,8 @@ ANSWERING = ".answering"
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` lists
-    other sites whose ledgers may be in the same `state-dir`. These sites must not share patients.
+    A `simulation` may use seeded noise, and does not wait for writes to disk. `beside` lists other
+    sites that may use the same `state-dir`. These sites must have different patients.
     """
 
     source: SiteSource
@@ -53,7 +53,7 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's store. If `fingerprint` is empty, the store is only for public files."""
+        """Return a job's store. To access patients' files, give the data's `fingerprint`."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 

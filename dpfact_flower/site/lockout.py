@@ -1,8 +1,8 @@
 """Stop a site after repeated failures or a ledger rollback, until a person has checked the site.
 
-A round that fails after reading patients' data is not charged. However, the failure and its time
-can depend on the data, so a server could provoke failures to learn about patients. The site
-therefore counts each attempt before it begins, and refuses requests after too many failures.
+A round that fails after reading patients' data is not charged. However, whether and when a round
+fails can depend on the data, so a server could provoke failures to learn about patients. The site
+therefore counts each round before reading the data, and refuses requests after too many failures.
 
 If a site's folder is restored from an old backup, its ledger lacks later charges. The site notices
 the rollback, because each request states the last round that the site answered. A person must then

@@ -1,7 +1,7 @@
 """Compute the one statistic that a site releases per round in patient mode.
 
 A release depends only on the patients' tensor cells, public settings, earlier releases and noise.
-No result without noise is kept for a later round. In the last round, the site only stores the
+The site keeps only noisy results for later rounds. In the last round, the site only stores the
 request. Later, `refit` fits the hospital's own model, which is pulled towards the global factors
 and stays at the site. No reply waits for this fit, because its duration depends on patients' data.
 """
@@ -76,7 +76,7 @@ class PatientRound(RoundWork):
         )
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Compute the round's release. The last round has no release and must not be run."""
+        """Compute the round's release. Do not call `run` in the last round, which has none."""
         planned = self.planned
         assert planned is not None
         name, bounded = planned.name(self._modes), self.bounded(data, planned, kept)

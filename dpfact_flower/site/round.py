@@ -1,4 +1,4 @@
-"""Code that all privacy modes share for a site's rounds, without access to files or Flower."""
+"""Functions and types for a site's rounds in all privacy modes."""
 
 import hashlib
 import math
@@ -49,7 +49,7 @@ class JobState:
 
 
 class RoundWork(Protocol):
-    """A site's work in one round. Each rule implements this protocol."""
+    """A site's work in one round. Each federation rule implements this protocol."""
 
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
@@ -62,7 +62,7 @@ class RoundWork(Protocol):
         """Return the privacy costs of this round and all later rounds. Use only public values."""
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Return the round's outcome. Keep no references to patients' data outside the outcome."""
+        """Return the round's outcome. Implementations must not keep references to `data`."""
 
 
 def solved(
@@ -90,7 +90,7 @@ def solved(
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
-    """Prepare a tensor for the loss and, if `scale` is "patient", scale each patient to norm 1."""
+    """Set counts to 1 if the loss is binary. Scale patients to norm 1 if `scale` is "patient"."""
     tensor = losses.find(settings.loss).prepared(tensor)
     return tensor.scaled_to_unit_patients() if settings.scale == "patient" else tensor
 

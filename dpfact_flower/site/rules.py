@@ -1,4 +1,4 @@
-"""Registry of each rule's site code. `dpfact_flower.server.rules` has the server code."""
+"""Registry of federation rules at a site. For the server's, see `dpfact_flower.server.rules`."""
 
 from collections.abc import Callable
 

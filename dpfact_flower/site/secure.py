@@ -1,10 +1,10 @@
-"""A site's part in secure sums: its keys, its answer in each stage, and its files for a job.
+"""A site's part in secure sums: the site's keys, its replies in each stage, and its files.
 
 Each hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
-public keys without the server, because a server that replaced a key could impersonate a site. The
-protocol's rules are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the job's
-key, the latest round's noisy vector and the site's answer. The site writes each file to disk before
-it sends any reply that depends on the file.
+public keys without the server, because a server that replaced a key could impersonate a site.
+`dpfact_flower.privacy.secure_sum.site` implements the protocol. The job's folder holds the job's
+key and the latest round's noisy vector. The site stores each file before it sends any reply that
+depends on the file.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ _NEW_JOB = "ask the centre for a new job"
 
 @dataclass(frozen=True)
 class SecureRound:
-    """One stage of a secure sum, created and checked by `secure_round`.
+    """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
-    `job` contains this site's key for the job. `question` is the server's question, or None in the
-    stage `keys`. `state` is the site's stored state, or None before the round's first answer.
+    `job` contains this site's key for the job. `question` describes the sum (None in the stage
+    `keys`). `state` is the stored state, or None before the round's first masked vector.
     """
 
     keyring: "Keyring"
@@ -78,7 +78,7 @@ class SecureRound:
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
-        """Store and return the secrets that the server needs to unmask the last attempt's sum."""
+        """Store and return the secrets that the server needs to unmask the sum."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.stage.sealed)
@@ -93,8 +93,8 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage of a secure sum against the hospital's settings, keys and earlier answers.
 
-    Return None for a preflight, because a preflight has no stage. If `answered` is false (a new
-    request), ignore the state in the job's folder. The function does not read patients' data.
+    Return None for a preflight, which contains no secure sum. Ignore the stored state unless the
+    site has already answered this request (`answered`). Do not read patients' data.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -146,7 +146,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
 
 
 def forget(folder: Path) -> None:
-    """Delete a job's key and noisy vector, and unfinished copies, after the run has ended."""
+    """Delete a job's key and noisy vector, and temporary copies of both."""
     for path in folder.glob("*secure-*"):  # temporary files begin with a dot
         path.unlink(missing_ok=True)
 
@@ -241,7 +241,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Derive keys from site names. Use this only in simulations, where there is no attacker."""
+    """Derive insecure keys from site names, for simulations only."""
     seeds = {name: hashlib.sha256(name.encode()).digest() for name in (site, *sites)}
     own = {name: Ed25519PrivateKey.from_private_bytes(seed) for name, seed in seeds.items()}
     return Keyring(own[site], {name: own[name].public_key().public_bytes_raw() for name in sites})

@@ -2,8 +2,8 @@
 
 Each round has one file, which contains the site's factors without noise. The site writes a round's
 file, then adds the round's row to the ledger, and then deletes the previous round's file. After a
-crash, the ledger's last row determines which file is valid. In privacy mode "none", the site
-answers a repeated request with values from these files.
+crash, the ledger's last row determines which file is valid. In privacy mode "none", the site uses
+these files to answer a repeated request.
 """
 
 import json
@@ -57,7 +57,7 @@ class RoundMeasures:
 class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
-    Reading a file that was written for data with a different `fingerprint` raises an error.
+    The store refuses to read a file that it wrote for data with a different `fingerprint`.
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
 
@@ -71,7 +71,7 @@ class SiteStore:
         self._durable = durable
 
     def begin(self) -> None:
-        """Create the job's folder, with a notice that the files are not private."""
+        """Create the job's folder, and a text file that warns that the folder is not private."""
         notice = self.folder / _NOTICE
         if not notice.exists():
             private_folder(self.folder)
@@ -84,10 +84,9 @@ class SiteStore:
         self._write(self._path(state.round), head, state.factors)
 
     def load(self, round_number: int | None = None) -> SiteState | None:
-        """Load a round's factors, or return None if the factors are not kept.
+        """Load a round's factors (default: the latest). Return None if the factors are not kept.
 
-        The default is the latest file. Use the default only for inspection, because the ledger
-        determines which round is valid.
+        Use the default only for inspection, because the ledger determines which round is valid.
         """
         path = self._path(round_number or 0)
         if round_number is None:
@@ -105,13 +104,13 @@ class SiteStore:
                 path.unlink(missing_ok=True)
 
     def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
-        """Store the request of a run's last round, unless this request is already stored."""
+        """Store the request of a run's last round if no such request is stored."""
         path = self.folder / ENDING
         if not path.exists():
             self._write(path, {"config": dict(config)}, arrays)
 
     def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
-        """Return the arrays and config of the run's last request, or None if it has not arrived."""
+        """Return the stored arrays and config of the last round's request, or None."""
         path = self.folder / ENDING
         if not path.exists():
             return None
@@ -130,7 +129,7 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read a file that `_write` wrote. The error for a damaged file ends with `way_out`."""
+        """Read a file that `_write` wrote. Errors about a damaged file end with `way_out`."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -145,7 +144,7 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return False only if the job has stored the digest of a different selection of codes."""
+        """Return whether the stored digest of the selected codes equals `digest` or is missing."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
@@ -158,7 +157,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job because its data changes. The site then refuses all new rounds of the job."""
+        """Mark the job as closed, so that the site refuses all new rounds of the job."""
         with replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -196,7 +195,7 @@ def close_jobs(folder: Path) -> int:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether a job has ever started in `folder`, so that a ledger must exist."""
+    """Return whether a job has ever started in `folder`. If so, a ledger must exist."""
     if not folder.exists():
         return False
     return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

@@ -7,7 +7,7 @@ Hadamard product of the other factors' Gram matrices (`q`), and the smallest all
 
 If a phenotype's column of the patients' factor A becomes zero, the data no longer affect the
 phenotype's feature columns. Only the anchors (the global factors) then affect the feature columns.
-The column of A becomes non-zero again only if the norm of its gradient exceeds mu, the l2,1 weight.
+The column of A stays zero unless the norm of the column's gradient exceeds mu, the l2,1 weight.
 """
 
 import math
@@ -68,7 +68,7 @@ def exact(problem: LocalProblem) -> LocalResult:
 
 
 class _State:
-    """The state of one call of `exact`: factors (views of one array), Gram matrices, constants."""
+    """The data, factors, Gram matrices and constants of one call of `exact`."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
@@ -87,7 +87,7 @@ class _State:
         return value + self.settings.gamma * elastic(self.factors, self.anchors)
 
     def iterate(self) -> tuple[float, float]:
-        """Update every factor once. Return <X, M> before and after the updates."""
+        """Update every factor once. Return the inner product of data and model before and after."""
         product, before = self._patients()
         for n, factor in enumerate(self.factors[1:], start=1):
             if n > 1:
@@ -98,7 +98,7 @@ class _State:
         return before, _inner(product, self.factors[-1])
 
     def _patients(self) -> tuple[Array, float]:
-        """Update the patients' factor. Return mode 1's new MTTKRP, and <X, M> before the update."""
+        """Update A. Return mode 1's new MTTKRP, and the old inner product of data and model."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -152,10 +152,9 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise the objective over one feature factor.
 
-    If negative values are allowed, the result is the ridge solution ``(product + gamma * anchor)(q
-    + gamma I)^-1``. The solution is computed as a correction to the factor, so the factor's
-    component in the null space of q + gamma I stays unchanged. If all values must be non-negative,
-    the objective is minimised column by column.
+    If `floor` is 0, sweep over the columns. Otherwise, compute the ridge solution ``(product +
+    gamma * anchor)(q + gamma I)^-1`` as a correction to `factor`, so that the component of `factor`
+    in the null space of ``q + gamma I`` stays unchanged.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -174,14 +173,14 @@ def update_features(
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
     """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in one sweep over all columns.
 
-    The minimum over each column is exact, and each column is updated in place. A column's gradient
-    depends on all other columns, so a plain sweep over R columns would read the factor R times.
-    Instead, columns are processed in groups (panels), and one matrix product gives the gradients of
-    a panel. Whenever a column changes, the later gradients in its panel are corrected.
+    `columns` is F^T, `target` is P^T, and `q` is Q. The arrays are all float32 or all float64. Each
+    step moves one column to its exact minimum, in place. A column's gradient depends on all other
+    columns, so a plain sweep over R columns would read F R times. Instead, one matrix product gives
+    the gradients of a group of columns (a panel). After each step, the gradients of the panel's
+    remaining columns are corrected.
 
     If a column's curvature Q_rr is (almost) 0, the column has no effect on the model. Such a column
-    becomes zero if `mu` is positive, and stays unchanged otherwise. `columns` is F^T and `target`
-    is P^T, so that each column is contiguous. F, P and Q are all float32 or all float64.
+    becomes zero if `mu` is positive, and stays unchanged otherwise.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)

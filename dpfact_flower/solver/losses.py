@@ -1,7 +1,6 @@
 """Loss functions for single cells, from generalised CP (Hong, Kolda & Duersch 2020).
 
-Each loss is an object with two functions, its value and its gradient. The gradient is compiled into
-the kernels' loops, so that these loops need not look up the loss.
+Each loss's gradient is compiled into the kernels, so that the kernels need not look up the loss.
 """
 
 import hashlib
@@ -71,7 +70,7 @@ class Loss:
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the loss over all cells of a constant model, whose value comes from `nothing`."""
+        """Return the loss over all cells of a model with the value ``nothing(mean)`` everywhere."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

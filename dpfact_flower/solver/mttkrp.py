@@ -1,17 +1,16 @@
 """Compute MTTKRPs and errors in passes over a sparse tensor's fibres, for any number of modes.
 
 An *MTTKRP* is the product of a matricised tensor and the Khatri-Rao product of factors. A *fibre*
-is a run of entries whose indices differ only in the last mode. Work that is common to a fibre's
-entries is done once per fibre. For each entry, only one row of one factor is then read or written.
-Because the entries are sorted, a fibre is given by the position of its first entry.
+is a run of entries whose indices differ only in the last mode. The rows of all other modes are read
+once per fibre, not once per entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks. One thread processes each chunk. The division into blocks and chunks depends only on the
-data. Within a chunk, sums are computed in the factors' precision. The sums of all chunks are added
-in float64 and in a fixed order, so the number of threads does not affect the result.
+of blocks. One thread processes each chunk. The number of threads does not affect the result,
+because the chunks depend only on the data, and their sums are added in float64 in a fixed order.
+Within a chunk, sums are computed in the factors' precision.
 
 Loops over fibres use vector instructions. Functions process a factor's row in slices that fill
-`registers` (see `stack.slices`). A function's argument `column` is the slice's first column.
+`registers` (see `stack.slices`). The argument `column` is the first column of the slice.
 """
 
 import itertools

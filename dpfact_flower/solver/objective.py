@@ -65,7 +65,7 @@ def squared_loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> f
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. The optional `visits` weight the rows."""
+    """Return half the squared distance of feature factors from anchors. Weight rows by `visits`."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)

@@ -4,21 +4,21 @@ Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
 times the number of entries in that row. In the local objective, eq. (norm), the weight is gamma.
 
-A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the objective of
-the pass is not finite. With `clip`, a pass that raises both objectives is still accepted if the
-loss is at most that of a constant model (`Loss.of_nothing`). The solver repeats an undone pass with
-half the step size. After an accepted pass, the step size grows by 5 %. A small step lowers the
-objective of the pass, but may raise eq. (norm) when the anchors are far away.
+A pass is undone if it raises the local objective and the objective of the pass, or if the latter is
+not finite. With `clip`, a pass that raises both is still accepted if the loss is at most that of a
+constant model (`Loss.of_nothing`). The solver repeats an undone pass with half the step size. After
+an accepted pass, the step size grows by 5 %. A small step lowers the objective of the pass, but may
+raise the local objective if the anchors are far away.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
 sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact, and the
-sum of all other terms is estimated from cells that are drawn once per call.
+sum of all other terms is estimated from cells that `psgd` draws only once.
 
-With losses other than squared errors, gradients are large where the model is close to zero. The
-length of each row's step is therefore limited to sqrt(eta), the length of an implicit gradient step
-that starts at 0. Patients' rows are longer than feature rows and are visited less often. Patients'
-steps are therefore multiplied by the ratio of the mean squared lengths of patients' rows and
-feature rows. Neither rule applies with `clip`, because mode "paper" assumes a single step size.
+If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
+Gradients of such losses are large where the model is close to zero. The length of each row's step
+is therefore limited to sqrt(eta), the length of an implicit gradient step that starts at 0.
+Patients' rows are longer than feature rows and are visited less often. Patients' steps are
+therefore multiplied by the ratio of the mean squared lengths of patients' rows and feature rows.
 """
 
 import math
@@ -98,7 +98,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
 
 
 class _State:
-    """One site's data, factors (as views of one stack) and constants, used in all passes."""
+    """The data, factors (views of one stack) and constants that all passes of one site use."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
@@ -177,7 +177,7 @@ class _State:
 
 
 def _length(factor: Array, often: Array) -> float:
-    """Return the mean squared length of a factor's rows, weighted by the visits per row."""
+    """Return the mean squared length of a factor's rows. `often` contains the row weights."""
     squares = np.square(factor, dtype=np.float64).sum(axis=1)
     return float(squares @ often) / max(int(often.sum()), 1)
 
@@ -185,7 +185,7 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells, or over entries if `zeros` is false, from a sample."""
+    """Use a sample to estimate the loss over all cells, or over entries if `zeros` is false."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

@@ -1,4 +1,4 @@
-"""The registry of local solvers, and `solve`, which checks the input for all of them."""
+"""The registry of local solvers, and `solve`, which checks a solver's input and runs the solver."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -64,9 +64,9 @@ class Solver:
     ) -> float:
         """Return gamma, the elastic weight in eq. (norm).
 
-        A relative weight is multiplied by the loss's curvature. Solvers with `steps` apply the
-        weight at each visit to a row. For squared errors, they divide a relative weight by the mean
-        number of visits per row. They limit this weight to 1 / (2 eta).
+        A relative weight is multiplied by the loss's curvature. A solver that takes gradient steps
+        (`steps`) also divides the weight by the mean number of visits per row if the loss is
+        squared, and limits the weight to 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma
@@ -85,8 +85,7 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Return the mean second derivative of an entry's loss with respect to a feature factor's row.
 
-    The mean is taken over phenotypes. The derivative is evaluated where the model equals the data.
-    One phenotype is assumed to explain the whole entry.
+    The mean is taken over phenotypes. Assume that one phenotype explains each entry exactly.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))

@@ -1,4 +1,4 @@
-"""Define array types and a faster `numpy.unique`."""
+"""Define array types and a faster alternative to `numpy.unique`."""
 
 from typing import Any
 

@@ -184,8 +184,7 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    Blocks of a long factor are multiplied in float32 if the factor is float32. The relative error
-    is then below 1e-6.
+    Blocks of a long float32 factor are multiplied in float32, with a relative error below 1e-6.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):
@@ -207,10 +206,10 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components, complete for the model of lower rank.
+    """A matching of two models' components. Each component is in at most one pair.
 
-    Pair p is component ``estimate[p]`` of the first model and ``truth[p]`` of the second model.
-    Pairs are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
+    Pair p consists of component ``estimate[p]`` of one model and ``truth[p]`` of the other. Pairs
+    are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -222,11 +221,10 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. Cosines keep their signs, as in the paper. If a mode's factor is
-    missing, the signs of columns are arbitrary, so the factors should then be non-negative.
+    has cosine 0 with every column. Cosines keep their signs, as in the paper. Without the factors
+    of all modes, columns' signs are arbitrary, so use only non-negative factors.
 
-    Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
-    of the modes must agree, but the ranks may differ.
+    The models' modes must have the same sizes, but the ranks may differ.
     """
     similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth)))
     # Importing scipy.optimize takes 0.1 s or more, and a site never matches models.
@@ -241,12 +239,11 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     """Return the factor match score (FMS) of two models, from 0 (unrelated) to 1 (equal).
 
-    The formula is from the section "Privacy" of the DPFact paper. After `match_columns`, the score
-    is the mean over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the
-    columns' cosines. Here xi is the product of a component's column norms. For feature factors
-    alone, the term with xi is omitted, because only the patients' factor holds the components'
-    scale. If the ranks differ, the sum is divided by the larger rank, so a missing or spurious
-    component counts as 0. (pyttb divides by the smaller rank.)
+    The formula is from the section "Privacy" of the DPFact paper. `match_columns` pairs components.
+    A pair's score is the product of its cosines, times ``1 - |xi - xi'| / max(xi, xi')`` if both
+    arguments are a `CPModel`. Here xi and xi' are the components' weights. The FMS is the sum of
+    the scores, divided by the larger rank, so a missing or spurious component counts as 0. (pyttb
+    divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)
@@ -265,7 +262,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of component pairs that are similar in all modes or all but one."""
+    """Return an (R, R) mask of component pairs that are dissimilar in at most one mode."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

@@ -249,7 +249,7 @@ def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Return the row numbers of the patients that a NumPy index selects.
 
-    `rows` is an array of row numbers, a mask or a slice. A tuple ``(rows, ...)`` is also accepted.
+    `rows` is an array of row numbers, a mask, a slice, or a tuple ``(rows, ...)``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]

@@ -2,8 +2,7 @@
 
 The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to a
 whole number of vector registers. If all values are finite, solvers leave these columns zero.
-
-The compiled functions preserve NaN and infinity, which show that a solver has diverged.
+Compiled functions preserve NaN and infinity, so that callers can detect divergence.
 """
 
 from collections.abc import Sequence

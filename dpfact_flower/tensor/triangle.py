@@ -26,7 +26,7 @@ def strict_size(order: int) -> int:
 
 
 def strict_row(row: int, order: int) -> int:
-    """Return a row's offset in a strict triangle: entry (row, column) is at offset + column."""
+    """Return a row's offset. Entry (row, column) of a strict triangle is at offset + column."""
     return row * order - row * (row + 1) // 2 - row - 1
 
 

@@ -52,14 +52,13 @@ class RoundRequest:
     The public `seed` determines the site's initial values and the order in which the solver visits
     cells, but never the noise. `vocabulary` contains the comma-separated digests of the modes'
     vocabularies, or is empty if the digests are unknown. `anchors` (float32) contains the global
-    feature factors, one row per code and one column per phenotype, or is empty before the first
-    phenotypes exist. In privacy mode "none", a request without factors asks for co-occurrences or,
-    in round 1 of a run with long code lists, for code counts. `selection` (int32) contains the
-    positions of each mode's selected codes, or is empty if all codes are used. In secure sums,
-    `usages` has the shape (slots, 2, phenotypes). For each slot (see `Sharing`) and phenotype,
-    `usages` contains the estimated weight and the estimate's standard deviation. `secure` is the
-    stage of a secure sum. `answered` maps each site to the last round that the site answered.
-    `digest` and `terms` ignore `secure` and `answered`.
+    feature factors, one row per code and one column per phenotype, or is empty if there are no
+    phenotypes yet. In privacy mode "none", a request without factors asks for co-occurrences. In
+    round 1 of a run with long code lists, such a request asks for code counts. `selection` (int32)
+    contains the positions of each mode's selected codes, or is empty if all codes are used. In
+    secure sums, `usages` has the shape (slots, 2, phenotypes). For each slot (see `Sharing`) and
+    phenotype, `usages` contains the estimated weight and the estimate's standard deviation.
+    `answered` maps each site to the last round that the site answered.
     """
 
     job: str
@@ -141,8 +140,7 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        Otherwise, a site could add noise planned for one set of settings to stored factors that the
-        site computed with other settings.
+        After a change, the noise might be too small for factors from an earlier round.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -155,7 +153,7 @@ class RoundRequest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the whole request, which distinguishes a repeated request from a new one."""
+        """SHA-256 of all fields but `secure` and `answered`, to recognise a repeated request."""
         digest = hashlib.sha256(repr(self._config).encode())
         for array in (*self.anchors, *self.selection):
             digest.update(repr((array.shape, str(array.dtype))).encode())

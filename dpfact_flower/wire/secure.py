@@ -35,10 +35,10 @@ class MemberKey(NamedTuple):
 class SecureStage:
     """A stage of a secure sum.
 
-    If a site drops out, a new attempt (number `attempt`) follows with fewer sites. `members` lists
-    all sites that sent keys, sorted by name. `asked` lists the sites in this attempt or, in the
-    stage `keys`, the sites whose keys are requested. In the stage `open`, `sealed` maps other
-    sites' names to encrypted shares of those sites' secrets.
+    If a site drops out, the server makes a new `attempt` with fewer sites. `members` lists all
+    sites that sent keys, sorted by name. `asked` lists the sites in this attempt, or all sites in
+    the stage `keys`. In the stage `open`, `sealed` maps other sites' names to encrypted shares of
+    their secrets.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -63,7 +63,7 @@ class SecureStage:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse a received stage. Raise a `MessageError` if it is not valid."""
+        """Parse a received stage. Raise a `MessageError` if the text is invalid."""
         try:
             content = from_json(text)
             members = tuple(
@@ -105,7 +105,7 @@ def sealed_text(shares: Mapping[str, bytes]) -> bytes:
 
 
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the named sites' shares from the bytes made by `sealed_text`."""
+    """Read the shares from the output of `sealed_text`. Refuse shares for sites not in `names`."""
     try:
         sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:

@@ -271,7 +271,6 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _text(place: Place, column: str) -> str:
-    """Return error text about valid identifiers and codes, and about how to mend a table."""
     how = f", in pandas with replace('', None).dropna(subset={column!r})" * isinstance(place, Rows)
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -280,7 +279,7 @@ def _text(place: Place, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Place, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load and check the table ``loaded``. Return row counts, keyed by SQL condition."""
+    """Load and check the table ``loaded``, and count the rows that meet each SQL condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")

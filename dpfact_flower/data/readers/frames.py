@@ -102,7 +102,7 @@ def _columns(frame: Any) -> set[str]:
 
 
 def _by_mode(events: Rows, column: str, options: Options) -> dict[str, Rows]:
-    """Return each mode's rows, in the order of the vocabularies or else of first appearance."""
+    """Return rows by mode, in the order of the vocabularies or of each mode's first row."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     text = f"{quoted(column)}::VARCHAR"
     with connect() as connection:

@@ -6,13 +6,13 @@ directive (a comment above a statement) determines how the statement is used:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
   ``FILE``. Values that do not have the column's type are rejected. Words such as ``NULL`` mean
-  missing values, which ``NOT NULL`` rejects. ``UNIQUE`` rejects duplicates. The source may lack a
-  column with ``DEFAULT NULL``. More directives may follow: ``-- @where SQL`` keeps only rows that
-  meet a condition, in which all columns are text. If the source is a database, the database applies
-  ``-- @there SQL`` to select the rows to send. With ``-- @optional CONSEQUENCE``, the table stays
-  empty if the source lacks ``FILE``. A column ``code`` of type ``VARCHAR[]`` lists the distinct
-  values of the source's columns ``code_1``, ``code_2``, ... A star in ``FILE`` matches any text.
-  All matching tables are then combined, and the column ``part`` contains the matched text.
+  missing values. A ``NOT NULL`` column rejects missing values. ``UNIQUE`` rejects duplicates. The
+  source may omit a column with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL``
+  keeps rows that meet a condition, in which all columns are text. In a database, ``-- @there SQL``
+  selects rows before they are transferred. With ``-- @optional CONSEQUENCE``, the table stays empty
+  if the source lacks ``FILE``. A column ``code`` of type ``VARCHAR[]`` lists the distinct values of
+  the source's columns ``code_1``, ``code_2``, ... A star in ``FILE`` matches any text. All matching
+  tables are then combined, and the column ``part`` contains the matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
   of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
 - ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
@@ -27,10 +27,10 @@ directive (a comment above a statement) determines how the statement is used:
 - ``-- @stays``: a query that returns patient, begun and ended for each hospital stay, to compute
   the readmission label. ``@patients`` must come first.
 
-If the condition of ``-- @when SQL`` is false, a table stays empty or a label is left out. A
+If the condition of ``-- @when SQL`` is false, the table stays empty or the label is left out. A
 placeholder such as ``$by`` is replaced by an option's value. Other placeholders are ``$name`` (the
 site's or cohort's name), ``$source``, ``$file`` (the source's file name) and ``$tables`` (the
-source's tables in lower case). If ``FILE`` has a star, conditions may also use ``$part``.
+source's table names in lower case). If ``FILE`` has a star, conditions may also use ``$part``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement with a main directive (`kind` and `what`) and others (`more`)."""
+    """An SQL statement with a main directive (`kind`, `what`) and further directives (`more`)."""
 
     sql: str
     kind: str
@@ -120,7 +120,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """An SQL script that reads EHR tables. The header sets all fields but `name` and `statements`.
+    """A script that reads EHR tables. The header sets all fields except `name` and `statements`.
 
     - `modes`: for each feature mode, in the tensor's order, the number of codes to keep (0: all).
       If an option has the same name as a mode, the mode is used only if the option is true.
@@ -319,7 +319,7 @@ class _Work:
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
-        """Create the table that `sql` defines, and load its rows from `source`."""
+        """Create the table that `sql` defines, and fill the table from `source`."""
         connection, name = self.connection, statement.what
         into = self._created(sql)
         connection.execute(sql)
@@ -390,7 +390,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` selects ``patient``, ``begun`` and ``ended``. Overlapping stays count as one stay.
+        `stays` selects ``patient``, ``begun`` and ``ended``. Stays that overlap count as one stay.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
@@ -422,7 +422,7 @@ class _Work:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Match `name` with each of `tables`, and return the distinct texts that the star matches."""
+    """Return the distinct texts that the ``*`` in `name` matches in the names of `tables`."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

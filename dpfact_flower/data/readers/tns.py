@@ -1,7 +1,7 @@
 """Read a count tensor in FROSTT's text format (``.tns``, http://frostt.io).
 
-The format stores no names, so patients are numbered from 1. If a mode has no code list, its codes
-are also numbered from 1. Patients without any count are left out.
+The format stores no names, so patients are numbered from 1. Codes are also numbered unless code
+lists are given. Patients whose counts are all 0 are left out.
 """
 
 import fileinput
@@ -32,11 +32,10 @@ def read(
 ) -> Cohort:
     """Read a FROSTT tensor as one site or, for a simulation, as several sites of similar size.
 
-    `path` is a ``.tns`` or ``.tns.gz`` file. Each line consists of one index per mode and a count.
-    `patients` is the position of the patients' mode, counting from 1. `modes` and `vocabularies`
-    contain the names and the code lists of the other modes, in order. By default, modes are named
-    by position: ``mode-2``, ``mode-3``, ... If `parts` is above 1, patients are assigned in turn to
-    the sites ``part-1``, ``part-2``, ...
+    `path` is a ``.tns`` or ``.tns.gz`` file. A line holds a cell's indices and count. `patients` is
+    the number of the patients' mode, from 1. `vocabularies` contains a code list for each other
+    mode. Without code lists, `modes` names these modes (by default ``mode-2``, ``mode-3``, ...). If
+    `parts` is above 1, patients are assigned in turn to the sites ``part-1``, ``part-2``, ...
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)

@@ -12,11 +12,11 @@ by deleting the journal. Without ``synchronous=EXTRA``, a power loss could undo 
 the row would be lost. A new ledger is first written to a temporary file, so a ledger that is empty
 or truncated must be damaged. In simulations (`durable` is False), writes may be delayed.
 
-*Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
-the row's document. All hashes are checked on every use of the ledger, to detect damage and careless
-edits. A file next to the ledger (see `noted_head`) contains the ledger's newest head: the number of
-rows and the last hash. An old copy that replaces the ledger does not match the newest head. To
-detect a rewrite of both files, keep a copy of the heads in the site's log, without their times.
+*Evidence.* A row's hash is the SHA-256 of the previous row's hash and the row's JSON document. All
+hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
+the ledger (see `noted_head`) contains the ledger's newest head: the number of rows and the last
+hash. An old copy that replaces the ledger does not match the newest head. To detect a rewrite of
+both files, copy the heads, but not the times, from the site's log to another machine.
 
 *Secrecy.* Each row includes random bytes, so a head reveals only the number of rows. A row contains
 only an HMAC of the job and the data's fingerprint, and the HMAC's key is stored next to the ledger.

@@ -1,7 +1,4 @@
-"""Store a ledger's rows, key and newest head on disk.
-
-Each row is a JSON document that is chained to the previous row by a hash.
-"""
+"""Store a ledger's rows, key and newest head on disk."""
 
 import hashlib
 import hmac
@@ -33,8 +30,7 @@ START = "0" * 64
 class ReleaseKey(NamedTuple):
     """The identity of a request. Requests with equal identities always get identical replies.
 
-    `fingerprint` is a keyed hash of the job and the site's tensor, so equal data of two jobs have
-    different values. `request` is the request's digest.
+    `fingerprint` is a keyed hash of the job and the site's tensor. `request` is a digest.
     """
 
     fingerprint: str

@@ -37,7 +37,7 @@ class Ledger:
     If the ledger is damaged, every method that reads it, except `verify`, raises an error.
 
     If `create` is true, a missing ledger is created. Set `create` only for a site that never had a
-    ledger, because a new ledger lacks all earlier charges. If `durable` is true, `charge` returns
+    ledger, because a new ledger contains no earlier charges. If `durable` is true, `charge` returns
     only after the charge is on disk.
     """
 
@@ -93,7 +93,7 @@ class Ledger:
         return (row.shapes, row.payload_sha256, row.events) == (shapes, digest, release.events)
 
     def _stored(self, key: ReleaseKey, release: Release | Share) -> tuple[bytes | None, str]:
-        """Return the bytes to store for a release, or None, and the hash of the released bytes."""
+        """Return a release's bytes, or None if only a hash is stored, and the bytes' hash."""
         payload = pack(release.arrays)
         if isinstance(release, Share) or (payload and not release.events):
             return None, keyed_hash(self.path.parent, *key, payload=payload)
@@ -114,13 +114,13 @@ class Ledger:
         expected: Head | None,
         last_look: Callable[[], object] = lambda: None,
     ) -> Head:
-        """Record a release and its cost on disk so that the release may be sent.
+        """Record a release and its cost on disk before the release is sent.
 
-        Return the ledger's new head, which the caller should write to the site's log. The ledger
-        stores noisy values, but only a keyed hash of a share or of values without noise. If
-        `charge` raises an exception, the release must not be sent. Recording the same release again
-        has no effect. Raise a StateError if the ledger has a later round of the job, if the data
-        has changed within the job, or if the ledger has a different release for the round.
+        Return the ledger's new head, which the caller should write to the site's log. For a share,
+        or for values without noise, the ledger stores only a keyed hash. If `charge` raises an
+        exception, the release must not be sent. Recording the same release again has no effect.
+        Raise a StateError if the ledger has a later round of the job, if the data has changed
+        within the job, or if the ledger has a different release for the round.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
@@ -253,7 +253,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Run an SQLite transaction. The kind "EXCLUSIVE" first waits for all readers to finish."""
+        """Run an SQLite transaction. If `kind` is EXCLUSIVE, wait for all readers to finish."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -311,9 +311,9 @@ def back_up(folder: Path, target: Path) -> Head:
 
 
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
-    """Restore a lost ledger from a backup, unless a charge was made after the backup.
+    """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head written to the site's log. An existing ledger is never replaced.
+    `noted` is the last ledger head in the site's log. Refuse a backup that ends before this head.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)

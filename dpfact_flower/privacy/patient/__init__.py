@@ -1,4 +1,4 @@
-"""Plan and compute the releases of patient mode, and add noise to them.
+"""Plan the releases of patient mode, compute their statistics and add noise.
 
 `plan` derives the releases and their cost without patients' data. `statistics` and `pairs` compute
 sums over patients, in which each patient's contribution has a bounded norm. `releases` adds noise

@@ -1,8 +1,7 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
-The outcome is forecast as the chance that a run finds real phenotypes. A model's phenotypes count
-as real if the model beats every model of shuffled patients (docs/results.md). The chance depends
-only on the *strength*, which is `Outlook.signal` times the square root of the rank.
+The forecast is the chance that a run finds real phenotypes (defined in docs/results.md). This
+chance depends only on the run's strength, which is `Outlook.signal` times the root of the rank.
 """
 
 import math
@@ -40,7 +39,7 @@ _SENT_BITS, _MASKED_BITS = 12, 32
 
 
 class Facts(NamedTuple):
-    """A run's public facts. Unknown numbers are 0. `sizes` counts each mode's selected codes."""
+    """A run's public facts, 0 if unknown. `sizes` holds each mode's number of selected codes."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -55,7 +54,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Variance of the noise in each sum over all sites, divided by sigma**2."""
+        """Variance of the noise in a sum over all sites, in multiples of the release's sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -68,7 +67,7 @@ class Facts(NamedTuple):
         """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
 
         The ratio is the number of patients per phenotype, divided by the norm of the noise that all
-        sites add to one phenotype in the largest mode. The sensitivity is taken to be 1.
+        sites add to one phenotype in the largest mode, for a sensitivity of 1.
         """
         if not self.known:
             return 0.0
@@ -79,8 +78,8 @@ class Facts(NamedTuple):
 class Lever(NamedTuple):
     """A quantity that could be changed to improve the forecast.
 
-    `good` is the value at which the verdict becomes good, or 0 if no value suffices. `chance` is
-    the forecast for twice the current value, or for half the current value of `rank` or `codes`.
+    `good` is the value that would make the forecast's verdict good, or 0 if no value suffices.
+    `chance` is the forecast chance after doubling the quantity, or after halving `rank` or `codes`.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -117,8 +116,8 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` excludes the patients' data. `server` covers the starting release, and is 0 if the
-    number of sites is unknown. If a run has many codes, `codes` proposes a smaller selection.
+    `memory` excludes the patients' data. `server` is 0 if the number of sites is unknown. If a run
+    has many codes, `codes` proposes a smaller selection.
     """
 
     memory: int
@@ -128,7 +127,7 @@ class Needs(NamedTuple):
 
 
 def chance_of(strength: float) -> float:
-    """Return the chance that a run of this strength finds real phenotypes."""
+    """Return the chance that a run finds real phenotypes. `strength` is signal * sqrt(rank)."""
     return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))
 
 

@@ -1,10 +1,9 @@
 """Compute each patient's contribution to the co-occurrence sums from which a run starts.
 
-A contribution has one block for each mode and for each pair of modes. X is the patient's slice of
-the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n) is the off-diagonal part of
-X_(n) X_(n)^T, and shows which codes of mode n occur with the same codes of all other modes. Block
-(m, n) is X summed over all modes except m and n. First, each block is scaled to norm 1. Blocks for
-two different modes are then multiplied by `CROSS`. Finally, the contribution is scaled to norm 1.
+A contribution has a block for each mode and each pair of modes. X is the patient's slice of the
+tensor, and X_(n) is the unfolding of X along mode n. Block (n, n) is the off-diagonal part of
+X_(n) X_(n)^T. Block (m, n) is X summed over all modes except m and n. Each block is scaled to norm
+1, and then multiplied by `CROSS` if m and n differ. Finally, the contribution is scaled to norm 1.
 
 A contribution depends only on the patient's own cells. The cells are sorted first, so their order
 in the data does not change floating-point sums.
@@ -135,8 +134,7 @@ def _block_scales(pairs: Array, bounds: Array, scale: float) -> Array:
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
-    Values are divided by the largest value, so a square that underflows is negligible. Squares are
-    summed row by row, to limit the growth of rounding errors.
+    Division by the largest value prevents harmful underflow. Row sums limit rounding errors.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

@@ -1,14 +1,12 @@
 """Plan a run in patient mode: its releases, the noise in each release, and a forecast.
 
-A plan is computed from public facts before any patient's data is read. The server and the sites
-compute the same plan from the same settings.
+The server and the sites compute the same plan from public settings, without patients' data. The
+constants below come from experiments (docs/explanation/start.md).
 
 The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
 finds the largest mu that the reduced values allow. All releases together then have the zCDP cost
-``rho = mu^2 / 2``. If `DISCRETE_SLACK` is not proven, as for epsilon above 500, `total_rho` uses
-zCDP instead. With either method, `account` returns at most epsilon for the plan's releases.
-
-The constants below were chosen on synthetic and real cohorts (docs/explanation/start.md).
+``rho = mu^2 / 2``. If the proof for discrete noise does not apply, as for epsilon above 500,
+`total_rho` uses zCDP. In both cases, `account` returns at most epsilon for the plan.
 """
 
 import math
@@ -72,9 +70,9 @@ MOST_VALUES = 2 * 10**8
 class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
-    `start_share` is the start's fraction of the budget that remains after the code counts. Every
+    `start_share` is the starting release's fraction of the budget left after the code counts. Every
     mode is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. The
-    server averages refinements over rounds, and earlier rounds have the weight `memory`.
+    server averages refinements over rounds, with weight `memory` for the earlier average.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -198,8 +196,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 class _Split(NamedTuple):
     """The zCDP costs of the releases for the code counts, the start and each refinement.
 
-    `codes` is 0 if codes are not counted. `share` is the start's fraction of the budget that
-    remains after the code counts. Every mode is refined `rounds` times.
+    `codes` may be 0. `share` and `rounds` equal the plan's `start_share` and `refine_rounds`.
     """
 
     codes: float

@@ -37,8 +37,7 @@ class PlannedRelease:
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
     of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho` is
-    the zCDP cost, which equals a Gaussian-DP cost of ``sqrt(2 rho)``. `sharing` is None without
-    secure sums. Otherwise, `count` is the number of values per slot (see `Sharing`).
+    the zCDP cost. `count` is the number of values, per slot in secure sums (see `Sharing`).
     """
 
     kind: str
@@ -63,7 +62,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the server's request for masked vectors, in one attempt to compute a sum."""
+        """Return the server's request for the members' masked vectors."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 

@@ -112,10 +112,9 @@ def refinement(
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's contribution is
     (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for
     `mode`, with column r multiplied by a_ir. If the joint norm of M_i and a_i a_i^T exceeds
-    `bound`, both are scaled down by the same factor. The update then remains a weighted
-    least-squares problem. The sum contains the rows of sum_i M_i, followed by the upper triangle of
-    sum_i a_i a_i^T (see `tensor.triangle`). Adding or removing a patient changes the sum by at most
-    `bound` in L2 norm.
+    `bound`, both are scaled down equally. The update then remains a weighted least-squares problem.
+    The sum holds the rows of sum_i M_i, then the upper triangle of sum_i a_i a_i^T (see
+    `tensor.triangle`). Adding or removing a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
     infinite ridge excludes a phenotype from the fit. The sum has at most `MOST_REFINED` values.

@@ -164,7 +164,7 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """The server's request for all members' masked vectors, in one attempt to compute a sum.
+    """The server's request for all members' masked vectors.
 
     `request` is the digest of the round's request. Masks cancel only if all sites use the same
     digest. If a site drops out before sending its vector, the server makes a new `attempt`. `width`

@@ -39,8 +39,8 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int | None, ratio: float) -> int:
     """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
-    `ratio` is a patient's largest contribution in standard deviations of one site's noise. In this
-    unit, the bytes can hold sums up to 16 * (patients * ratio + 64), where 64 allows for noise.
+    `ratio` is a patient's largest contribution, in standard deviations of one site's noise. The
+    bytes can hold sums up to 16 * (patients * ratio + 64) of these standard deviations.
     """
     if patients is None:
         return MOST_WIDTH
@@ -84,7 +84,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return only the bytes of each word that are sent."""
+    """Return `width` bytes of each word, starting at bit `LOW`."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -112,7 +112,7 @@ def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
 
 
 def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Split a seed into shares: values at 1 to `places` of a random polynomial with the seed at 0.
+    """Split a seed by Shamir's method into shares for the points 1 to `places`.
 
     Any `threshold` shares determine the seed, and fewer shares reveal nothing about the seed.
     """

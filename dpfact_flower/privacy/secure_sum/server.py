@@ -32,11 +32,10 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 def summed(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
-    """Return the sum of all members' vectors. Unsent low bits are replaced by their expected value.
+    """Return the sum of all members' vectors.
 
-    For each member, this replacement adds an error whose variance is about a millionth of the noise
-    variance. `answers` must hold every member's answer to `question`, and `unopened` must return an
-    empty list. `openings` is unused if `dropouts` is 0.
+    `answers` must hold every member's answer to `question`, and `unopened` must return an empty
+    list. Unsent low bits cause an error with about a millionth of the noise variance per member.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:

@@ -9,11 +9,10 @@ be on the site's disk. The functions in this module enforce three rules:
 - In each round, the site helps to unmask only the latest attempt that the site answered. After
   helping, the site answers no further attempts in the round.
 
-Without these rules, a server could learn two sums in a round, one with and one without a given
-site. The difference between the two sums is that site's vector, protected only by that site's part
-of the noise. To rule out a second sum, each site also adds a mask of its own and splits the mask's
-seed among the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has only one attempt,
-so these additional masks are not used.
+Without these rules, a server could learn two sums in a round, with and without a given site. The
+difference between the two sums is that site's vector, protected only by that site's noise. To rule
+out a second sum, each site also adds a mask of its own and splits the mask's seed among the other
+sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt and needs no such masks.
 """
 
 import os
@@ -125,7 +124,7 @@ def check_question(
 ) -> RoundState | None:
     """Check, without reading patients' data, that the site may answer a question.
 
-    Return `state` if the question belongs to the same round, or None if a new round begins.
+    Return `state` if the question belongs to the state's round, or None if a new round begins.
     """
     keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order

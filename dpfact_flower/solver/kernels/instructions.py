@@ -2,15 +2,13 @@
 
 LLVM cannot rule out that arrays overlap, so by default LLVM keeps no sums in registers. LLVM also
 uses only half the width of an AVX-512 register. This module therefore adds the type `Vector` to
-numba. A vector is a group of registers that holds a row of a factor matrix or a slice of such a
-row. Operations on vectors emit LLVM's vector instructions, which LLVM translates for the processor.
+numba. A vector is a group of registers that holds all or part of a factor matrix's row.
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles a separate kernel, with unrolled loops, for each number of registers. A
-memory location is given by a `pointer` and an offset, counted in values. Bounds are not checked.
+memory location consists of a `pointer` and an offset, counted in values. Bounds are not checked.
 Kernels pass pointers instead of arrays to avoid numba's reference counting at each call. A pointer
-does not keep its array alive, so take pointers only to arrays that the kernel's caller keeps alive.
-An operand that is a number is broadcast to all values of a vector.
+does not keep its array alive, so the kernel's caller must do so. Scalar operands are broadcast.
 """
 
 from collections.abc import Callable, Sequence
@@ -157,10 +155,7 @@ def total(_: Any, x: Any) -> Any:
 
 @_operation
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
-    """Multiply the vector `x` by consecutive numbers in memory. Return `sums` plus the products.
-
-    `sums` holds one vector per number, so the size of `sums` determines how many numbers are read.
-    """
+    """Return ``sums[i] + start[offset + i] * x`` for each vector i of `sums`."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = context.get_value_type(signature.return_type)

@@ -1,10 +1,10 @@
 """Choose the cells that `psgd` visits: all non-zero cells (entries) and a sample of zero cells.
 
-A sparse tensor has far more zero cells than a pass can draw, so each uniform draw would need a
-large weight. A step size that is safe for this weight is too small for the visits to entries. Most
-zero cells are therefore drawn in proportion to the model's values at the beginning of the pass. A
-draw first selects a phenotype in proportion to the phenotype's sum over all cells. Within each
-mode, the draw then selects a row in proportion to the row's value in that phenotype.
+A sparse tensor has far more zero cells than one pass over the data can visit, so uniformly drawn
+cells would need large weights in the gradient. A step size that is safe for large weights is too
+small for entries. Most zero cells are therefore drawn in proportion to the model's values at the
+beginning of the pass. Each draw selects a phenotype in proportion to the phenotype's sum over all
+cells, and then a row of each mode in proportion to the row's value in that phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model and u
 is the fraction of uniform draws. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so
@@ -61,8 +61,8 @@ def visits(
     block. This order works as well as a full permutation and takes far less time.
 
     Zero cells are drawn with probabilities computed from the stacked factors `model`. A visit
-    consists of row numbers in the stack and a count. The count is an entry's value, a zero cell's
-    negated weight, or 0 if a draw hit an entry.
+    consists of row numbers in the stack and a count: an entry's value, a zero cell's negated
+    weight, or 0 if the draw of a zero cell hit an entry.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -201,10 +201,10 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Write zero cells (count -1) to random positions of `rows`. Return the next unused `number`.
+    """Write zero cells (count -1) to random positions. Return the next index for `random_number`.
 
-    Write all other positions, which are for entries, to `places`. `_ZeroCells.terms` returns the
-    last four arguments: the probability of a uniform draw, and tables for all other draws.
+    Write the positions that remain for entries to `places`. `uniform` is the probability of a
+    uniform draw. The other draws use the tables `masses`, `patients` and `features`.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0

@@ -1,14 +1,11 @@
 """Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
 If the l2,1 weight is 0, each patient's row of A depends only on the patient's own entries and the
-feature factors. All work on a block of patients is therefore done while the block is in the cache.
-This work consists of the MTTKRP, sweeps over the columns, and the block's contributions to A's Gram
-matrix and to the next mode's MTTKRP. The sums over the last mode, computed for A's MTTKRP, are
-reused for the next mode's MTTKRP. A positive l2,1 weight couples patients because it shrinks whole
-columns, so in this case `exact` uses `update_patients` instead of this module.
-
-Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
-gradients of `STRIP` columns are computed together, in registers.
+feature factors. While a block of patients is in the cache, this module therefore computes the
+block's MTTKRP, sweeps over the columns, and adds the block's contributions to A's Gram matrix and
+to the next mode's MTTKRP. Both MTTKRPs use the same sums over the last mode. A positive l2,1 weight
+shrinks whole columns and so couples patients. For positive weights, `exact` therefore uses
+`update_patients` instead of this module.
 """
 
 import itertools
@@ -53,10 +50,10 @@ _STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int
 ) -> tuple[Array, float, Array]:
-    """Update A in place by sweeps over A's columns. `exact` explains `q` and `floor`.
+    """Update A in place by sweeps over A's columns. The module `exact` defines `q` and `floor`.
 
-    Return mode 1's MTTKRP after the update, <X, M> before the update, and the Gram matrix of the
-    new A. The MTTKRP is 0 if mode 1 is the last mode.
+    Return mode 1's MTTKRP with the new A (0 if mode 1 is the last mode), the inner product of data
+    and model with the old A, and the Gram matrix of the new A.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
@@ -106,7 +103,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update A, `out` and `gram` for some blocks. Return the blocks' <X, M> before the update."""
+    """Update A, `out` and `gram` for some blocks. Return <X, M>, with the old A in the model M."""
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):

@@ -1,8 +1,8 @@
 """Stochastic gradient steps, implemented with explicit vector instructions.
 
 A factor's row is divided into slices that fill `registers`, and the tuple `slices` has one element
-per slice. numba compiles one kernel, with unrolled loops, per number of slices. Such kernels are 20
-% faster than kernels that accept any rank.
+per slice. For each number of slices, numba compiles a kernel with unrolled loops. Such kernels are
+20 % faster than kernels that accept any rank.
 """
 
 import functools
@@ -65,10 +65,10 @@ class Step:
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
     """Take one stochastic gradient step per visit, as in the paper's equations (ai) and (bj).
 
-    `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
-    factors, and `anchors` from the global feature factors. Row q of `anchors` corresponds to row n
-    + q of `stack` for n patients. `rows` holds row numbers in `stack`. `counts` holds each entry's
-    count and each sampled zero cell's negated weight. A count of 0 means no step.
+    `stack` holds all factors, and is updated in place. `anchors` holds the global feature factors.
+    Row i of `anchors` corresponds to row n + i of `stack`, where n is the number of patients.
+    `rows` holds row numbers in `stack`. `counts` holds each entry's count and each sampled zero
+    cell's negated weight. A count of 0 means no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -110,7 +110,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the loss's gradient into two kernels: one for three modes, and one for any number."""
+    """Compile two kernels for a loss: one for three modes, and one for any number of modes."""
     gradient = register_jitable(inline="always")(loss.gradient)
 
     @compiled(loss.tag, **FAST)
@@ -238,7 +238,7 @@ def _multiply(
 
 @compiled(forceinline=True, **FAST)
 def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Any:
-    """Move a row in the direction `along`. A non-zero `longest` bounds the 2-norm of the step."""
+    """Return `row` after a step along `along`. A non-zero `longest` limits the step's 2-norm."""
     if longest > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (longest / norm) if norm > longest else step
