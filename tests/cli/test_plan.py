@@ -83,6 +83,8 @@ def test_a_delta_too_large_for_the_patients_of_a_site_gives_a_warning_that_helps
     text = plan(*asked, "--delta", "0.00002")
     assert "warning: delta 2e-05 is large for 10,000 patients" in text
     assert "a chance of 20% would be within the guarantee; choose delta = 1e-05" in text
+    text = plan("--sizes", "202x316", "--patients", "6000", "--sites", "6", "--delta", "0.001")
+    assert "choose delta = 0.0001" in text
     for fine in ((*asked, "--delta", "1e-05"), ("--sizes", "202x316", "--delta", "0.001")):
         assert "warning" not in plan(*fine)
 

@@ -52,6 +52,8 @@ def test_the_step_is_eta_times_gamma_unless_it_is_set():
     settings, still = (SolverSettings(solver="psgd", eta=1e-3, gamma=gamma) for gamma in (5.0, 0.0))
     assert elastic_step(settings, 0.0, 6) == pytest.approx(5e-3)
     assert elastic_step(settings, 0.1, 6) == 0.1
+    rounded = SolverSettings(solver="psgd", eta=0.51, gamma=1 / (5 * 0.51))
+    assert elastic_step(rounded, 0.0, 5) * 5 > 1  # by a rounding error
     with pytest.raises(SettingsError, match=r"0\.005 \* 201 = 1\.005"):
         elastic_step(settings, 0.0, 201)
     with pytest.raises(SettingsError, match="would never move; set elastic-step"):

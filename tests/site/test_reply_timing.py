@@ -51,6 +51,8 @@ def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, d
     clock.now += 0.5  # the reply is being written after the wait
     held.wait()
     assert clock.now == 1000.5 + due
+    ReplyDelay(0.5).wait()
+    assert clock.now == 1001 + due
 
 
 def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock, monkeypatch):

@@ -113,7 +113,7 @@ def slow_refinement(cells, factors, mode, ridge, bound):
 
 KINDS = ("codes", "start", "refine")
 BOUND = 0.1
-RIDGE = np.array([0.0, 0.05, math.inf])
+RIDGE = np.array([0.0, math.inf, 0.05])
 
 
 def statistic_of(kind, tensor, sigma=SIGMA_REAL, factors=None, mode=1):
