@@ -82,7 +82,7 @@ def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
 def phrase(description: str, code: str) -> str:
     """Return the last part of a code's description, or the code if the description is empty.
 
-    ``|`` separates the parts. If there are four or more parts, return the last two.
+    ``|`` separates a description's parts. If there are four or more, return the last two.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code

@@ -38,7 +38,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's privacy cost and releases. ``summary.json`` adds a ``rho`` to each release."""
+    """One site's privacy cost and releases. In ``summary.json``, releases also have a ``rho``."""
 
     ledger: tuple[ReleaseEvent, ...]
 

@@ -16,7 +16,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    The code's frequency is `observed` in the phenotype's patients, and `everybody` in all patients.
+    `observed` is the code's frequency in the phenotype's patients, and `everybody` in all patients.
     """
 
     code: str

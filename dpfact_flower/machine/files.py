@@ -121,7 +121,7 @@ def _fill(handle: int, folder: Path, size: int) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn disk errors into a StateError that names the folder and the reason, but no data."""
+    """Turn a disk error into a StateError with the folder and the reason, but without data."""
     try:
         yield
     except OSError as error:

@@ -66,7 +66,7 @@ class ReleaseEvent:
 
     @property
     def shared(self) -> bool:
-        """Whether the values belong to a secure sum, which several sites' noise protects."""
+        """Whether the values belong to a secure sum, protected by the noise of several sites."""
         return self.own_sigma > 0
 
     @property

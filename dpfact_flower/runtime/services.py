@@ -101,7 +101,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make a SuperLink that is imported later wait longer for a busy database."""
+    """Increase how long Flower's SuperLink, if imported later, waits for a busy database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}

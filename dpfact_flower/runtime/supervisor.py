@@ -44,7 +44,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end all descendants."""
+    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end all its helpers."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()

@@ -10,7 +10,8 @@ because the chunks depend only on the data, and their sums are added in float64 
 Within a chunk, sums are computed in the factors' precision.
 
 Loops over fibres use vector instructions. Functions process a factor's row in slices that fill
-`registers` (see `stack.slices`). The argument `column` is the first column of the slice.
+`registers` (see `stack.slices`). In these functions, `column` is the index of the slice's first
+column.
 """
 
 import itertools

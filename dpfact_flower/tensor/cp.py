@@ -184,7 +184,8 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    Blocks of a long float32 factor are multiplied in float32, with a relative error below 1e-6.
+    For a float32 factor with many rows, each block's products are summed in float32, with a
+    relative error below 1e-6.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):

@@ -28,8 +28,9 @@ class SparseTensor:
     """A validated sparse tensor of counts with two or more modes.
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
-    `indices` has one row per non-zero cell, with the patient first. The rows are unique and in
-    lexicographic order. `values` are positive and finite. Large counts are rounded to float32.
+    `indices` has one row per non-zero cell. Its first column is the patient. The rows are unique
+    and in lexicographic order. `values` are positive and finite. Large counts are rounded to
+    float32.
     """
 
     indices: NDArray[np.int32]

@@ -100,10 +100,11 @@ class Outlook(NamedTuple):
     """The forecast for a plan, based only on public facts. Unknown numbers are NaN.
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
-    the starting release's signal-to-noise ratio. For I patients, R phenotypes, n codes, T sites and
-    noise level sigma, `signal` is ``(I / R) / (sigma sqrt(2 n T))``. The denominator approximates
-    the largest eigenvalue of a co-occurrence matrix of pure noise. `chance` is the probability that
-    the run finds real phenotypes. The most helpful `levers` come first.
+    the signal-to-noise ratio of the release from which the run starts. For I patients, R
+    phenotypes, n codes, T sites and noise level sigma, `signal` is ``(I / R) / (sigma sqrt(2 n
+    T))``. The denominator approximates the largest eigenvalue of a co-occurrence matrix of pure
+    noise. `chance` is the probability that the run finds real phenotypes. The most helpful `levers`
+    come first.
     """
 
     verdict: Verdict
