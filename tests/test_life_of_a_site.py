@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
-from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import code_in
 from dpfact_flower.privacy.ledger import LEDGER, LedgerRow
 from dpfact_flower.server.coordinator import Coordinator
@@ -64,7 +63,7 @@ class LifeOfASite(RuleBasedStateMachine):
         return Coordinator(
             DATA.tensor.feature_shape, solver=SOLVER, privacy=PRIVACY[self.mode],
             run=RunSettings(job=f"job-{self.jobs}", rounds=4, sites=1, seed=self.jobs),
-            vocabulary=joint_digest(DATA.vocabularies), durable=False,
+            vocabulary=DATA.vocabularies, durable=False,
             run_dir=self.folder / f"run-{self.jobs}", resume=resume,
         )  # fmt: skip
 

@@ -84,11 +84,6 @@ def next_to(value, hint, direction):
     return value + direction if hint is int else math.nextafter(value, direction * math.inf)
 
 
-@every_class
-def test_defaults_are_valid_and_survive_the_round_trip(kind):
-    assert kind.from_config(kind().to_config()) == kind()
-
-
 @every_field
 def test_every_field_survives_the_round_trip(kind, field, hint):
     value = another(field, hint)

@@ -14,7 +14,6 @@ from dpfact_flower import errors
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import open_site
-from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
@@ -77,7 +76,7 @@ def site(tmp_path_factory):
         server = Coordinator(
             SIZES, solver=SolverSettings(rank=3), privacy=privacy,
             run=RunSettings(job=f"run-{number}", rounds=3),
-            vocabulary=joint_digest(data.vocabularies),
+            vocabulary=data.vocabularies,
         )  # fmt: skip
         for turn in range(1, server.rounds + 1):
             honest.append(Asked(*server.request(turn).to_wire()))

@@ -106,12 +106,6 @@ def test_composition_against_privacy_loss_distributions(multipliers, delta):
 # --- zCDP -----------------------------------------------------------------------------------------
 
 
-@everywhere(epsilons, deltas)
-def test_epsilon_to_rho_and_back(epsilon, delta):
-    rho = conversions.rho_for_epsilon(epsilon, delta)
-    assert conversions.epsilon_proposition_2_8(rho, delta) == pytest.approx(epsilon, rel=CLOSE)
-
-
 @everywhere(rhos, deltas)
 def test_tight_zcdp_is_the_best_order_of_proposition_12(rho, delta):
     alpha = 1 + np.logspace(-9, 13, 40_001)
@@ -252,11 +246,6 @@ def test_where_the_proof_ends_tight_zcdp_is_the_headline(event, delta):
 def test_the_proof_holds_at_its_very_ends(count, delta):
     guarantee = account([replace(START, count=count)], delta)
     assert guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE
-
-
-def test_the_paper_is_still_printed_by_its_own_conversion():
-    figures = [figure.accountant for figure in account([made(2.0)], 1e-5).figures]
-    assert figures == [PROPOSITION_2_8, ZCDP_TIGHT, RDP, GAUSSIAN_DP]
 
 
 # --- Replacing a record ---------------------------------------------------------------------------

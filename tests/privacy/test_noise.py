@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpfact_flower.privacy import noise
-from dpfact_flower.privacy.noise import SIGMA, SIGMA_BITS, discrete_gaussian
+from dpfact_flower.privacy.noise import SIGMA, discrete_gaussian
 
 ALPHA = 1e-7
 
@@ -111,15 +111,6 @@ def test_values_are_those_of_a_sampler_that_reads_one_bit_at_a_time(bits, count)
     expected = [plain.gaussian(bits) for _ in range(count)]
     assert discrete_gaussian(count, Tape(bits), bits).tolist() == expected
     assert max(map(abs, expected)) >= 3 * 2**bits  # rare coins were seen too
-
-
-def test_public_function_draws_at_24_bits():
-    assert SIGMA == 2**24 == 2**SIGMA_BITS
-    plain = OneBitAtATime(Tape(5))
-    expected = [plain.gaussian(24) for _ in range(100)]
-    samples = discrete_gaussian(100, Tape(5))
-    assert samples.dtype == np.int64
-    assert samples.tolist() == expected
 
 
 @given(st.integers(1, 24), st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**32))

@@ -241,12 +241,6 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, split):
         np.testing.assert_array_equal(array, other[name])
 
 
-def test_the_job_is_the_checkpoints(tmp_path):
-    first = run_rounds(make(tmp_path), 1)
-    assert make(tmp_path, resume=True).run.job == first.run.job
-    assert make(tmp_path, resume=True, job=first.run.job).run.job == first.run.job
-
-
 def test_what_does_not_change_the_numbers_may_change(tmp_path):
     run_rounds(make(tmp_path), 2)
     found = make(tmp_path, resume=True, min_sites=2, sites=3, round_timeout=5.0)

@@ -9,7 +9,6 @@ import pytest
 
 from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model, read_summary
 from dpfact_flower.privacy import PATIENT_CLAIM, account
@@ -193,20 +192,6 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_at_work_asks_again_for_what_sites_keep(tmp_path, monkeypatch):
-    whole = go_to(make(tmp_path / "whole"), 7)
-    first = go_to(make(tmp_path / "parts"), 1)
-    asked = first.request(2)
-    with monkeypatch.context() as during:
-        during.setattr(first.rule, "update", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            close(first, 2)
-    second = make(tmp_path / "parts", resume=True)
-    assert second.request(2).digest == asked.digest
-    assert_bits(go_to(second, 7).factors, whole.factors)
-
-
-@pytest.mark.slow
 def test_a_refinement_is_averaged_with_the_one_before():
     rule, forgetful = make_rule(), make_rule()
     for number in range(1, 6):
@@ -377,7 +362,7 @@ def test_a_run_with_another_loss_spends_the_same_and_learns_other_factors(tmp_pa
 def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
     server = Coordinator(
         SHAPE, solver=SOLVER, privacy=privacy, run=RunSettings(job="job", sites=3),
-        vocabulary=joint_digest(cohort.vocabularies),
+        vocabulary=cohort.vocabularies,
     )  # fmt: skip
     own = SiteSettings(allow_privacy="patient", max_epsilon=4.0)
     clients = [

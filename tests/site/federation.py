@@ -13,7 +13,6 @@ import pytest
 
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import LedgerRow, keyed_hash
 from dpfact_flower.server.coordinator import Coordinator
@@ -51,7 +50,7 @@ def make_server(data, privacy=PLANNED, solver=SOLVER, **run) -> Coordinator:
     return Coordinator(
         data.tensor.feature_shape, solver=solver, privacy=privacy,
         run=RunSettings(**{"job": "job", "sites": 1, "seed": 3, **run}),
-        vocabulary=joint_digest(data.vocabularies),
+        vocabulary=data.vocabularies,
     )  # fmt: skip
 
 

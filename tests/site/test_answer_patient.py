@@ -62,9 +62,7 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
     assert [row.round for row in rows] == list(range(1, server.rounds))
     events = [event for row in rows for event in row.events]
     assert len(events) == server.rounds - 1
-    assert {(e.unit, e.neighbours, e.claim) for e in events} == {
-        ("patient", "add-remove", PATIENT_CLAIM)
-    }
+    assert {(e.unit, e.neighbours) for e in events} == {("patient", "add-remove")}
     spent = account(events, 1e-5)
     assert 3.9 < spent.headline.epsilon <= 4.0
     assert spent.claim == PATIENT_CLAIM
@@ -270,8 +268,6 @@ REFUSED_AT_ONCE = {
     "usages of slots": (2, lambda r: replace(r, usages=np.ones((1, 2, 4))), "message"),
     "another l2,1 weight": (2, lambda r: of_solver(r, relative_l21=0.5), "message"),
 }  # fmt: skip
-
-
 WITH_CODES = {
     "a selection before counts": (1, lambda r: replace(r, selection=picked(6, 8)), "message"),
     "factors before counts": (1, lambda r: replace(r, anchors=of_factors((9, 12))), "message"),

@@ -136,7 +136,6 @@ def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place)
     ("old", "new", "says"),
     [
         ("process", "subprocess", "--isolation process"),
-        ("--isolation", "--other", "--isolation process"),
         ("--superexec-auth-secret-file", "--other", "--superexec-auth-secret-file"),
         ("--auth-supernode-private-key", "--other", "start it"),
         ("secret", "secret --node-config site='x'", "--node-config"),
@@ -241,14 +240,11 @@ LEDGER_CHECK = "the ledger is intact"
 ROOM = "the disk has space, and not too many rounds in a row have failed"
 
 
-def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them(place):
+def test_settings_data_and_ledger_are_looked_at_before_a_run_needs_them(place):
     config, state = place / "site" / "north.toml", place / "site" / "state" / "north"
     with Ledger(state, create=True):
         pass
     assert faults(place) == {}
-    (state / ".failed-attempts").write_bytes(b"+" * 10)
-    assert "10 rounds in a row" in faults(place)[ROOM][0]
-    (state / ".failed-attempts").unlink()
     (state / "job").mkdir()
     (state / LEDGER).write_bytes(b"damaged")
     assert faults(place).keys() == {LEDGER_CHECK}

@@ -227,8 +227,6 @@ def test_factors_that_cannot_be_compared_are_refused(other):
 
 
 CELLS = np.random.default_rng(0).poisson(0.6, (6, 5, 4)).astype(float)
-
-
 WHERE, VALUES = np.argwhere(CELLS), CELLS[CELLS > 0]
 OTHERS = [
     pyttb.sptensor(WHERE, VALUES[:, None], CELLS.shape), pyttb.tensor(CELLS),

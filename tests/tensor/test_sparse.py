@@ -147,10 +147,9 @@ BAD_COO = {
     "index bool": ("indices: need integers", {"indices": np.ones((3, 2), bool)}),
     "index above int64": ("indices: ", {"indices": [[0, SECRET * 2**70]] * 3}),
     "index ragged": ("indices: need numbers in rows of equal length", {"indices": [[0, 0], [1]]}),
-    "index too large": ("mode 1 must lie in [0, 2)", {"indices": [[0, 0], [1, SECRET], [2, 1]]}),
-    "two that are too large": (
+    "index too large": (
         "mode 1 must lie in [0, 2); 2 entries break this, the first at position 1",
-        {"indices": [[0, 0], [1, 7], [2, 9]]},
+        {"indices": [[0, 0], [1, SECRET], [2, 9]]},
     ),
     "index negative": ("position 2", {"indices": [[0, 0], [1, 1], [-SECRET, 1]]}),
     "index 1-D": ("need shape (entries, 2), got (3,)", {"indices": [0, 1, 2]}),

@@ -170,14 +170,9 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
         ("2024-01-31 08:01", "infinity", "column time must be a date or time like .*; 1 row"),
         ("01-31 08:01", "01-31 08:01 PM", "column time must be a date or time like .*; 1 row"),
         ("01-31 08:01", "01-31 08:01+02", "column time must have an offset from UTC in ev.*; 1 of"),
-        (
-            "01-31 08:01",
-            "01-31 08:01Z",
-            "column time must have an offset from UTC in every.*; 1 of",
-        ),
+        ("01-31 08:01", "01-31 08:01Z", "column time must have an offset from UTC in ev.*; 1 of"),
         ("z,4019", 'z,"40\t19"', "column code must be printable text other than NaN.*; 1 row"),
         ("2,,b,0040", ",,b,0040", "column patient must be printable text.*; 1 row"),
-        ("z,4019", "None,4019", "column encounter must be text other than NaN.*; 1 row"),
         ("z,4019", "NA,4019", "column encounter must be text other than NaN.*; 1 row"),
         ("2,,b", r"\N,,b", "column patient must be printable text.*; 1 row"),
         ("2,,b", "NA,,b", "column patient must be printable text.*; 1 row"),
@@ -262,17 +257,13 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
         f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n",
     )
-    found = events.read(tables, "north").read_report
+    found, differ = events.read(tables, "north").read_report, "differ from another only in leading"
     assert {
         ("odd.csv", "rows of a year before 1900 or after 2300", 1),
         ("diagnoses", "codes of more than 60 characters", 1),
         ("diagnoses", "codes NA, which may be a missing value", 1),
-        (
-            "patients",
-            "identifiers that differ from another only in leading zeros, a final .0 or case",
-            2,
-        ),
-        ("diagnoses", "codes that differ from another only in leading zeros, dots or case", 3),
+        ("patients", f"identifiers that {differ} zeros, a final .0 or case", 2),
+        ("diagnoses", f"codes that {differ} zeros, dots or case", 3),
     } <= set(found)
 
 
@@ -338,11 +329,7 @@ def test_offsets_become_utc(tables, write):
     rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02,out\n1,2024-01-31 08:00Z,in2\n"
     rows += "1,2024/01/31 08:00:00.5 UTC,in3\n1,2024/01/31 08:01 UTC,out2\n"  # as BigQuery exports
     cells = cells_with(tables, write("d.csv", "patient,time,code\n" + rows))
-    assert ("north", "1", "3605", "in3") in cells
-    assert ("north", "1", "3605", "out2") not in cells
-    assert ("north", "1", "3605", "in") in cells
-    assert ("north", "1", "3605", "in2") in cells
-    assert ("north", "1", "3605", "out") not in cells
+    assert {code for *_, code in cells} == {"in", "in2", "in3"}
 
 
 def test_several_files_of_one_mode_count_a_repeated_event_once(tables, write):
@@ -360,9 +347,8 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
     assert (site.patients, site.labels["back"].tolist()) == (("1", "2"), [1, 0])
     died = events.LabelTable(write("labels.csv", LABELS))
     (site,) = events.read(tables, "north", labels={"died": died, "back": table}).sites
-    assert {name: values.tolist() for name, values in site.labels.items()} == {
-        "died": [0, 1], "back": [1, 0]
-    }  # fmt: skip
+    found = {name: values.tolist() for name, values in site.labels.items()}
+    assert found == {"died": [0, 1], "back": [1, 0]}
     for names in (["site"], ["back", "Back"]):
         with pytest.raises(SettingsError, match="labels: names must differ"):
             events.read(tables, "north", labels=dict.fromkeys(names, table))
@@ -380,36 +366,26 @@ D = "patient,time,code\n1,2024-01-05,41401\n2,2024-01-06,4019\n"
 CELLS = {("north", "1", "3605", "41401"): 1, ("north", "2", "40", "4019"): 1}
 
 READ = {
-    "a byte order mark before a quoted header": (
-        "d.csv", b"\xef\xbb\xbf" + D.replace("patient", '"patient"').encode()
-    ),
-    "columns in another case and order": (
-        "d.csv", b"CODE;Time;PATIENT\n41401;2024-01-05;1\n4019;2024-01-06;2\n"
-    ),
-    "a trailing delimiter": ("d.csv", D.replace("\n", ",\n").encode()),
-    "Excel's line of the separator": (
-        "d.csv", ("sep=;\n" + D.replace(",", ";")).replace("\n", "\r\n").encode()
-    ),
-    "everything quoted, with blanks": (
-        "d.csv", b'"patient" ,"time","code"\n" 1","2024-01-05 ","41401"\n"2","2024-01-06","4019"\n'
-    ),
-    "a quoted newline in a column that is not read": (
-        "d.csv", b'patient,note,time,code\n1,"two\nlines, and ""quotes""",2024-01-05,41401\n'
-        b"2,,2024-01-06,4019\n"
-    ),
-    "a newline in the header": (
-        "d.csv", b'patient,"free\ntext",time,code\n1,,2024-01-05,41401\n2,,2024-01-06,4019\n'
-    ),
-    "gzip in two parts": (
-        "d.csv.gz", gzip.compress(D[:30].encode()) + gzip.compress(D[30:].encode())
-    ),
-    "a decimal comma in the seconds": (
-        "d.csv", D.replace("2024-01-05", '"2024-01-05 10:00:00,25"').encode()
-    ),
-    "thousands separators in a column that is not read": (
-        "d.csv", D.replace("code", 'code,"cost"').replace("41401", '41401,"1,234.50"')
-        .replace("4019", "4019,0").encode()
-    ),
+    "a byte order mark before a quoted header":
+        b"\xef\xbb\xbf" + D.replace("patient", '"patient"').encode(),
+    "columns in another case and order":
+        b"CODE;Time;PATIENT\n41401;2024-01-05;1\n4019;2024-01-06;2\n",
+    "a trailing delimiter": D.replace("\n", ",\n").encode(),
+    "Excel's line of the separator":
+        ("sep=;\n" + D.replace(",", ";")).replace("\n", "\r\n").encode(),
+    "everything quoted, with blanks":
+        b'"patient" ,"time","code"\n" 1","2024-01-05 ","41401"\n"2","2024-01-06","4019"\n',
+    "a quoted newline in a column that is not read":
+        b'patient,note,time,code\n1,"two\nlines, and ""quotes""",2024-01-05,41401\n'
+        b"2,,2024-01-06,4019\n",
+    "a newline in the header":
+        b'patient,"free\ntext",time,code\n1,,2024-01-05,41401\n2,,2024-01-06,4019\n',
+    "gzip in two parts": gzip.compress(D[:30].encode()) + gzip.compress(D[30:].encode()),
+    "a decimal comma in the seconds":
+        D.replace("2024-01-05", '"2024-01-05 10:00:00,25"').encode(),
+    "thousands separators in a column that is not read":
+        D.replace("code", 'code,"cost"').replace("41401", '41401,"1,234.50"')
+        .replace("4019", "4019,0").encode(),
 }  # fmt: skip
 REFUSED = {
     "zstd": ("d.csv.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "save a workbook or archive"),
@@ -442,7 +418,8 @@ def read(tmp_path, name, content, encoding="utf-8"):
 
 @pytest.mark.parametrize("what", READ)
 def test_it_is_read(what, tmp_path):
-    assert cells_of(read(tmp_path, *READ[what])) == CELLS
+    name = "d.csv.gz" if "gzip" in what else "d.csv"
+    assert cells_of(read(tmp_path, name, READ[what])) == CELLS
 
 
 @pytest.mark.parametrize("what", REFUSED)

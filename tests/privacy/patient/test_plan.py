@@ -14,7 +14,6 @@ from dpfact_flower.privacy.conversions import (
     GAUSSIAN_DP_DISCRETE,
     ZCDP_TIGHT,
     epsilon_gaussian_discrete,
-    log_delta_gaussian,
 )
 from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
@@ -59,13 +58,6 @@ def test_the_accountant_finds_no_more_than_epsilon(epsilon, delta, share, rounds
     assert made.guarantee().headline.epsilon == found.epsilon
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
-def test_total_cost_against_the_definition(epsilon):
-    mu = math.sqrt(2 * total_rho(epsilon, 1e-5))
-    assert math.exp(log_delta_gaussian(mu, epsilon - 1e-6)) <= 1e-5 * (1 - 1e-6)
-    assert math.exp(log_delta_gaussian(mu * 1.00001, epsilon - 1e-6)) > 1e-5
-
-
 def test_beyond_the_proof_for_discrete_noise_tight_zcdp_is_planned():
     found = plan(epsilon=1e4).guarantee().headline
     assert found.accountant == ZCDP_TIGHT
@@ -76,7 +68,6 @@ def test_the_budget_is_divided_as_asked():
     made = plan(start_share=0.6, refine_rounds=3, codes="100x150", codes_share=0.1)
     total, rhos = total_rho(4.0, 1e-5), [release.rho for release in made.releases]
     shares = [0.1, 0.9 * 0.6, *[0.9 * 0.4 / 6] * 6]
-    assert [kind for kind, _ in kinds(made)] == ["codes", "start", *["refine"] * 6]
     assert rhos == pytest.approx([share * total for share in shares])
     assert sum(rhos) == pytest.approx(total, rel=1e-14)
 

@@ -140,14 +140,6 @@ def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
     assert wanted.any()
 
 
-def test_a_patient_with_a_single_cell_counts(sizes):
-    cells = np.zeros(sizes)
-    cells[(1,) * len(sizes)] = 1.0
-    found = statistic_of("refine", as_tensor(cells[None]))
-    np.testing.assert_allclose(found.total * found.grid, slow_of("refine", cells), atol=1e-5)
-    assert found.total.any()
-
-
 @pytest.mark.parametrize("mode", range(3))
 def test_every_mode_is_refined(mode):
     dense = counts(SIZES["four modes"])
