@@ -221,23 +221,24 @@ class GlobalModel:
     def _recoded(self, site: SiteData) -> tuple[SparseTensor, int]:
         """Return the tensor, indexed by the model's codes, and how many of them the site lacks."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
-        if own != wanted:
+        if sorted(own) != sorted(wanted):
             raise DataError(
                 f"site {site.name}: its modes are {', '.join(own)}; the model's are "
                 f"{', '.join(wanted)}"
             )
         tensor, missing = site.tensor, 0
         indices, inside = tensor.indices.copy(), np.ones(tensor.nnz, np.bool_)
-        lists = zip(site.vocabularies, self.vocabularies, strict=True)
-        for mode, (known, codes) in enumerate(lists, start=1):
-            positions = np.array([codes.index.get(code, -1) for code in known.codes])
+        for mode, codes in enumerate(self.vocabularies, start=1):
+            at = own.index(codes.name)
+            known = site.vocabularies[at].codes
+            positions = np.array([codes.index.get(code, -1) for code in known])
             if (positions < 0).all():
                 raise DataError(
                     f"site {site.name}: the site's list has none of the model's {len(codes)} "
                     f"{codes.name} codes; do both use the same code system?"
                 )
             missing += len(codes) - int((positions >= 0).sum())
-            indices[:, mode] = positions[indices[:, mode]]
+            indices[:, mode] = positions[tensor.indices[:, 1 + at]]
             inside &= indices[:, mode] >= 0
         shape = (tensor.n_patients, *map(len, self.vocabularies))
         return SparseTensor.from_coo(indices[inside], tensor.values[inside], shape), missing
