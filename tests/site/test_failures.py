@@ -476,7 +476,9 @@ def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(world
 
 def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(worlds):
     before, after = with_other_data(worlds)
-    close_jobs(before.client.site._hospital.folder)
+    folder = before.client.site._hospital.folder
+    assert (close_jobs(folder), close_jobs(folder / "absent")) == (1, 0)
+    assert not (folder / "absent").exists()
     for world in (before, after):
         assert world.ask(2) == ("dpfact:state", 1)
         assert not world.source.read_by_now
