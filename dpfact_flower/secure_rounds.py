@@ -8,12 +8,13 @@ from dataclasses import replace
 from flwr.app import Message
 
 from dpfact_flower.collect import MOST_ASKED, format_error, is_lost
+from dpfact_flower.connected import ConnectedSites
 from dpfact_flower.errors import DataError, MessageError, QuorumError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
-from dpfact_flower.server.readiness import SiteNames, called
+from dpfact_flower.server.readiness import called
 from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
@@ -23,15 +24,12 @@ _logger = logging.getLogger(__name__)
 SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
-Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""Function that sends requests and returns replies by node. A flag says to wait for lost sites."""
-
 
 class SecureRounds:
     """The secure sums of one run."""
 
-    def __init__(self, coordinator: Coordinator, names: SiteNames, ask: Ask) -> None:
-        self._coordinator, self._names, self._ask = coordinator, names, ask
+    def __init__(self, coordinator: Coordinator, sites: ConnectedSites) -> None:
+        self._coordinator, self._sites, self._names = coordinator, sites, sites.names
         self._members: tuple[MemberKey, ...] = ()
         self._last = Attempt(0, 0, ())
         self.current: SecureSum | None = None
@@ -50,7 +48,8 @@ class SecureRounds:
                 coordinator.resize(len(self._nodes))
             stage = SecureStage("keys", asked=tuple(sorted(self._nodes)))
             request = replace(coordinator.request(number), secure=stage)
-            came = self._ask(dict.fromkeys(self._nodes.values(), request), False)
+            asked = dict.fromkeys(self._nodes.values(), request)
+            came = self._sites.ask(asked, charged=False)
             found: dict[str, Sequence[bytes]] = {}
             self._take(self._nodes, came, _KEY_PARTS, found.__setitem__)
             if found.keys() == self._nodes.keys():
@@ -105,7 +104,7 @@ class SecureRounds:
             self._take(adding.names, replies, _VECTOR_PARTS, adding.take_vector)
             if adding.complete or not adding.may_go_on:
                 break
-            replies = self._ask(self._attempt(adding, request), True)
+            replies = self._sites.ask(self._attempt(adding, request), charged=True)
         if adding.complete:
             for _ in range(MOST_ASKED):
                 if not adding.closed:
@@ -113,7 +112,8 @@ class SecureRounds:
                 stages = adding.openings()
                 self._keep(adding.last)
                 opening = {self._nodes[s]: replace(request, secure=stages[s]) for s in stages}
-                self._take(stages, self._ask(opening, True), _OPENING_PARTS, adding.take_opening)
+                opened = self._sites.ask(opening, charged=True)
+                self._take(stages, opened, _OPENING_PARTS, adding.take_opening)
             for site in adding.closed:
                 self._failed.setdefault(site, "too few sites helped to open its mask")
             if not adding.closed:

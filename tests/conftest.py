@@ -145,7 +145,7 @@ def all_surrogates() -> Iterator[None]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The server's clock, which goes on where it would wait."""
     it = Clock()
-    for module in ("strategy", "collect"):
+    for module in ("connected", "collect"):
         monkeypatch.setattr(f"dpfact_flower.{module}.time", it)
     return it
 

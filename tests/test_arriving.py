@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from dpfact_flower import collect, dispatcher, strategy
+from dpfact_flower import collect, connected, dispatcher
 from dpfact_flower.errors import QuorumError
 from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -78,7 +78,7 @@ class Network(Delayed):
 @pytest.fixture
 def play(monkeypatch):
     def run(network: Network, *, resume=False, run_dir=None, durable=False, **settings) -> DPFact:
-        for module in (collect, dispatcher, strategy):
+        for module in (collect, connected, dispatcher):
             monkeypatch.setattr(module, "time", network)
         changes = {"rounds": 10, "start": "random", "aggregation": "async", "job": "j"} | settings
         it = DPFact(

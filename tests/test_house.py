@@ -22,6 +22,7 @@ LAYERS = (
     {"solver", "data", "privacy", "wire", "estimation"},
     {"site", "server"},
     {"collect"},
+    {"connected"},
     {"secure_rounds", "dispatcher"},
     {"client_app", "strategy", "legacy"},
     {"evaluation"},
@@ -31,7 +32,8 @@ LAYERS = (
 )
 """Folders and interface modules, lowest first. Each may import only from lower layers."""
 INTERFACES = {
-    "client_app", "collect", "dispatcher", "legacy", "secure_rounds", "server_app", "strategy",
+    "client_app", "collect", "connected", "dispatcher", "legacy", "secure_rounds", "server_app",
+    "strategy",
 }  # fmt: skip
 FLOWER = {"wire/records.py", "machine/logs.py"}
 """Modules that may import Flower, in addition to the interface modules and `runtime`."""

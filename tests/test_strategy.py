@@ -122,7 +122,7 @@ def test_a_lost_site_that_answers_under_another_number_has_not_failed():
     replies = grid.send_and_receive(messages)
     lost = Message(Error(5, "node unavailable"), reply_to=messages[0])
     again = Message(messages[0].content, ids[2], "train")
-    strategy._sent.append(again)
+    strategy._sites.sent.append(again)
     strategy.aggregate_train(2, [lost, replies[1], *grid.send_and_receive([again])])
     record = strategy.coordinator.records[1]
     assert (record.sites, record.failures) == (("a", "b"), ())
@@ -157,7 +157,7 @@ def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):
 def test_start_uses_its_arguments_or_refuses_them():
     strategy = make_strategy(rounds=1)
     strategy.start(FakeGrid({0: reply("a", 0.5)}), timeout=7.0)
-    assert {message.metadata.ttl for message in strategy._sent} == {7.0}
+    assert {message.metadata.ttl for message in strategy._sites.sent} == {7.0}
     grid = FakeGrid({0: reply("a")})
     with pytest.raises(SettingsError, match="at most the run's 3, got 4"):
         make_strategy(rounds=3).start(grid, num_rounds=4)

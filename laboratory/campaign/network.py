@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from dpfact_flower import client_app, collect, strategy
+from dpfact_flower import client_app, collect, connected
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.site import answer, disclosure
@@ -183,7 +183,7 @@ class Network(InProcessGrid):
 def on_this_clock(clock: Clock) -> Iterator[None]:
     """Make all code that waits or reads the time use this clock."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client_app, collect, disclosure, strategy):
+        for module in (client_app, collect, connected, disclosure):
             patch.setattr(module, "time", clock)
         yield
 

@@ -1,0 +1,184 @@
+"""Reach a run's sites through Flower, and read their replies."""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from logging import INFO
+
+from flwr.app import Message, MessageType
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from dpfact_flower.collect import RetryingGrid, RoundPolicy, format_error, is_lost
+from dpfact_flower.errors import MessageError
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.history import Failure
+from dpfact_flower.server.readiness import SiteNames, called, judge, read_readiness, write_readiness
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+
+_POLL_SECONDS = 0.2
+_BUSY_SECONDS = 180.0
+"""Time in seconds that sites may need to recover after the server is killed. Flower ends the killed
+run within a minute. An executor that waits for parts of a message gives up two minutes later."""
+
+
+class ConnectedSites:
+    """A run's sites, and the messages of the current round.
+
+    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is a round's time
+    limit in seconds, and `seconds` is the limit for a site's answer in the current round.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.grid: RetryingGrid
+        self.names = SiteNames()
+        self.left_out: frozenset[int] = frozenset()
+        self.timeout = self.seconds = coordinator.run.round_timeout
+        self.sent: list[Message] = []
+        self._came: list[Message] = []
+        self._began = 0.0
+
+    def use(self, grid: Grid) -> RetryingGrid:
+        """Reach the sites through `grid`, and return a Grid that repeats lost requests."""
+        self.grid = RetryingGrid(grid, self.sent.append)
+        self.names.registered = self.grid.registered
+        return self.grid
+
+    # --- Before a round ---------------------------------------------------------------------------
+
+    def wait(self, *, first: bool) -> list[int]:
+        """Wait for the quorum or, if `first`, for all expected sites. Return the sites' nodes."""
+        run = self._coordinator.run
+        expected = run.expected_sites if first else run.min_sites
+        deadline = time.monotonic() + run.wait_timeout
+        while (
+            len(nodes := set(self.grid.get_node_ids()) - self.left_out) < expected
+            and time.monotonic() < deadline
+        ):
+            time.sleep(_POLL_SECONDS)
+        self._coordinator.check_connected(len(nodes), first=first)
+        return sorted(nodes)
+
+    def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
+        """Ask nodes whether they would accept `request`, and leave out those that would not."""
+        coordinator, run = self._coordinator, self._coordinator.run
+        judged = run.preflight != "off" and coordinator.durable
+        if not judged and coordinator.secure is None:
+            return
+        patience = min(self.timeout, run.wait_timeout)
+        if coordinator.resumed:
+            patience = max(patience, _BUSY_SECONDS)
+            log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
+                "three minutes to answer after a run was killed",
+                patience)  # fmt: skip
+        answers = self.grid.ask_ready(nodes, request, timeout=self.timeout, patience=patience)
+        sites = self.names.checked(answers, warn=judged)
+        if not judged:  # secure sums need only the names
+            return
+        if coordinator.run_dir is not None:
+            write_readiness(coordinator.run_dir, sites)
+        self.left_out |= judge(sites, quorum=run.min_sites, leave_out=run.preflight == "leave-out")
+
+    def leave_out_again(self) -> None:
+        """In a resumed run, leave out the nodes that the preflight left out."""
+        coordinator = self._coordinator
+        if coordinator.run_dir and coordinator.resumed and coordinator.run.preflight == "leave-out":
+            known = read_readiness(coordinator.run_dir)
+            self.left_out |= {site.node for site in known if site.fault}
+
+    # --- A round ----------------------------------------------------------------------------------
+
+    def begin(self, seconds: float) -> None:
+        """Begin a round in which sites have at most `seconds` to answer."""
+        self.sent.clear()
+        self._came.clear()
+        self._began, self.seconds = time.perf_counter(), min(self.timeout, seconds)
+
+    def messages(
+        self, requests: Mapping[int, RoundRequest], nodes: Iterable[int], policy: RoundPolicy
+    ) -> list[Message]:
+        """Make the messages of `requests`, and set the Grid's policy for missing replies.
+
+        Of the connected `nodes`, those that have a name but no request are left out. Nodes without
+        a name may be lost sites.
+        """
+        others = {node for node in nodes if self.names.of(node) and node not in requests}
+        self.grid.policy = policy._replace(left_out=self.left_out | others)
+        # Nodes with the same request share the packed content.
+        contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
+        messages = [
+            Message(
+                contents[id(request)], node, MessageType.TRAIN, ttl=self.seconds,
+                group_id=str(request.round),
+            )
+            for node, request in requests.items()
+        ]  # fmt: skip
+        self.sent += messages
+        return messages
+
+    def ask(self, requests: Mapping[int, RoundRequest], *, charged: bool) -> dict[int, Message]:
+        """Send additional requests in a round, and return the replies by node."""
+        messages = self.messages(requests, self.grid.get_node_ids(), RoundPolicy(charged=charged))
+        return self.by_node(self.grid.send_and_receive(messages, timeout=self.seconds))
+
+    def by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """Return replies of this round, keyed by the node that got the request."""
+        # An error about a lost node comes from the SuperLink and has the SuperLink's node ID, so a
+        # reply's own node ID is not used.
+        node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self.sent}
+        came: dict[int, Message] = {}
+        for reply in replies:
+            if (number := reply.metadata.reply_to_message_id) in node_of:
+                came[node_of[number]] = reply
+        self._came += came.values()
+        return came
+
+    def usable(
+        self, came: Mapping[int, Message], shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[list[SiteReply], list[Failure]]:
+        """Return the usable replies, and a failure for each other site that got a request."""
+        lost = {n: self.names.of(n) for n, reply in came.items() if is_lost(reply)}
+        nodes = dict.fromkeys(message.metadata.dst_node_id for message in self.sent)
+        usable: list[SiteReply] = []
+        failed: dict[int, str] = {}
+        for node, reply in came.items():
+            outcome = self.read(reply, node, shapes, nodes.keys() - lost.keys())
+            if isinstance(outcome, SiteReply):
+                usable.append(outcome)
+            else:
+                failed[node] = outcome
+        failed |= {n: f"no reply within {self.seconds:g} s" for n in nodes if n not in came}
+        back = {reply.site for reply in usable}  # a site may return with a new node number
+        return usable, [
+            Failure(called(node, self.names.of(node)), reason)
+            for node, reason in failed.items()
+            if lost.get(node) not in back
+        ]
+
+    def read(
+        self,
+        reply: Message,
+        node: int,
+        shapes: Sequence[tuple[int, ...]],
+        connected: Collection[int],
+    ) -> SiteReply | str:
+        """Return the checked reply, or the reason why the reply cannot be used."""
+        if reply.has_error():
+            return format_error(reply.error)
+        try:
+            payload = records.read_reply(reply)
+            outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
+        except MessageError as error:
+            return str(error)
+        return self.names.refusal(node, outcome.site, connected) or outcome
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the round began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received in the round."""
+        return records.serialised_bytes(*self.sent), records.serialised_bytes(*self._came)
