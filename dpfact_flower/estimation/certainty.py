@@ -19,7 +19,7 @@ from dpfact_flower.estimation.start import random_model
 from dpfact_flower.estimation.surrogates import code_counts, likely_pairs, surrogate_patients
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
-from dpfact_flower.tensor.cp import alike, match_columns
+from dpfact_flower.tensor.cp import alike, chance_cosines, match_columns
 
 SPLITS = 6
 """Number of times that the noise z is drawn (see `halves`)."""
@@ -36,6 +36,9 @@ _MANY_CELLS, _EVEN = 4.0, 0.5
 patient has more cells than the first limit, the second limit is their minimum chance of absence."""
 _USUAL = 0.35
 """Share of absent phenotypes for which the curve holds. It was chosen on the same quarters."""
+_CLEAR = 0.75
+"""Minimum share of `fits` in which a phenotype must be more similar than by chance. Otherwise, its
+codes may be merely frequent, and its minimum chance of absence is `_EVEN`."""
 _ITERATIONS = 20
 """Number of iterations in a fit to one of the `halves`."""
 
@@ -89,11 +92,20 @@ def returns(factors: Factors, fits: Factors) -> Floats:
     `fits` contains the factors fitted to all `halves`: one array per mode, of shape (fits, codes,
     phenotypes). The similarity of two phenotypes is the product of their cosines over all modes.
     """
+    return np.asarray(_likeness(factors, fits).mean(axis=0))
+
+
+def _likeness(factors: Factors, fits: Factors) -> Floats:
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):
         match = match_columns(factors, fitted)
         likeness[match.estimate] = match.cosines
-    return np.asarray(found.mean(axis=0))
+    return found
+
+
+def _are_clear(factors: Factors, fits: Factors) -> NDArray[np.bool_]:
+    chances = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
+    return np.asarray((_likeness(factors, fits) > chances).mean(axis=0) >= _CLEAR)
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
@@ -111,15 +123,17 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
-    See `returns` for `fits`. `cells` is a typical patient's number of cells. If `cells` exceeds
-    `_MANY_CELLS`, similar phenotypes (see `alike`) have a chance of at least one half.
+    See `returns` for `fits`. `cells` is a typical patient's number of cells. The chance is at least
+    one half for phenotypes whose codes may be merely frequent (see `_CLEAR`) and, if `cells`
+    exceeds `_MANY_CELLS`, for similar phenotypes (see `alike`).
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
         chance[doubted] = np.maximum(chance[doubted], _EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
-    return tuple(round(float(each), 3) for each in chance)
+        least = np.where(_are_clear(factors, fits), 0.0, _EVEN)
+    return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 
 
 def _chance(factors: Factors, fits: Factors) -> Floats:

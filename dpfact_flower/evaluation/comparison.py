@@ -22,10 +22,8 @@ from dpfact_flower.evaluation.run_folder import read_summary
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-from dpfact_flower.tensor.cp import Matrices, match_columns
+from dpfact_flower.tensor.cp import Matrices, chance_cosines, match_columns
 
-_CHANCES = 20
-_CHANCE_LEVEL = 95
 _DIGITS = 6
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 FAIR = 0.85
@@ -186,10 +184,16 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
 
 def _replication(first: _Run, other: _Run) -> Replication:
     left, right = _aligned(first, other)
-    match, chance = match_columns(left, right), by_chance(left, right)
+    match, chance = match_columns(left, right), chance_cosines(left, right)
     fair = round(FAIR ** len(left), _DIGITS)
     pairs = [
-        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
+        Pair(
+            int(mine) + 1,
+            int(its) + 1,
+            round(float(cosine), _DIGITS),
+            fair,
+            round(float(chance[mine]), _DIGITS),
+        )
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
     ]
     pairs.sort(key=lambda pair: pair.number)
@@ -213,17 +217,3 @@ def _aligned(first: _Run, other: _Run) -> tuple[Matrices, Matrices]:
             dense[[place[code] for code in codes]] = factor
             aligned.append(dense)
     return tuple(left), tuple(right)
-
-
-def by_chance(ours: Matrices, theirs: Matrices) -> list[float]:
-    """Return each phenotype's `Pair.chance`, computed from matches with shuffled phenotypes."""
-    partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
-    for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
-        tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))
-        match = match_columns(ours, tied)
-        for mine, cosine in zip(match.estimate, match.cosines, strict=True):
-            partners[mine].append(float(cosine))
-    return [
-        round(float(np.percentile(cosines, _CHANCE_LEVEL)), _DIGITS) if cosines else 0.0
-        for cosines in partners
-    ]

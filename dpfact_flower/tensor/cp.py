@@ -6,7 +6,7 @@ Sums over all cells are computed in float64 from Gram matrices and the non-zero 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -27,6 +27,7 @@ Matrices = tuple[Floats, ...]
 
 _BLOCK = 1 << 9  # number of rows multiplied at a time
 _MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
+_SHIFTS, _CHANCE_LEVEL = 20, 95  # models with shuffled components in `chance_cosines`; percentile
 _ALIKE = 0.97  # smallest product of two components' cosines at which `alike` is true
 
 
@@ -227,10 +228,30 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
     The models' modes must have the same sizes, but the ranks may differ.
     """
-    similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth)))
+    return _matched(map(column_cosines, *_comparable(estimate, truth)))
+
+
+def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
+    """Return the cosine product that each component of `estimate` reaches in a match by chance.
+
+    This is the 95th percentile of matches with artificial components. Each artificial component
+    combines modes of different components of `truth`. If `truth` has one component, return zeros.
+    """
+    cosines = list(map(column_cosines, *_comparable(estimate, truth)))
+    rank, others = cosines[0].shape
+    found: list[list[float]] = [[] for _ in range(rank)]
+    for shift in range(1, min(others, _SHIFTS + 1)):
+        match = _matched(np.roll(each, mode * shift, axis=1) for mode, each in enumerate(cosines))
+        for component, cosine in zip(match.estimate, match.cosines, strict=True):
+            found[component].append(cosine)
+    return np.array([np.percentile(each, _CHANCE_LEVEL) if each else 0.0 for each in found])
+
+
+def _matched(cosines: Iterable[Floats]) -> Match:
     # Importing scipy.optimize takes 0.1 s or more, and a site never matches models.
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
+    similarity = reduce(np.multiply, cosines)
     rows, columns = linear_sum_assignment(similarity, maximize=True)
     order = np.argsort(columns)
     rows, columns = rows[order], columns[order]

@@ -1,6 +1,7 @@
 """Test whether phenotypes that one private run calls real also exist in other patients.
 
     python -m simulation.studies.certainty data/nhds data/diabetes data/synpuf18 --half report
+    python -m simulation.studies.certainty data/nhds data/diabetes --shuffled
 
 For each cohort, a private model is fitted to one half of the patients. It is compared with
 noiseless fits to the other half, from random starts. Whether a phenotype is called real depends
@@ -19,6 +20,7 @@ interrupted script can continue.
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.comparison import FAIR, by_chance
+from dpfact_flower.evaluation.comparison import FAIR
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.cp import match_columns
+from dpfact_flower.tensor.cp import chance_cosines, match_columns
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines import pooled
 from simulation.paper.report import Table
+from simulation.studies.clinical import shuffled_codes
 from simulation.studies.halves import half, merged
 from simulation.studies.real_data import reference
 from simulation.systems import coordinate, play
@@ -86,8 +89,7 @@ def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArr
     match, likeness = match_columns(factors, other), np.zeros(factors[0].shape[1])
     likeness[match.estimate] = match.cosines
     alike = likeness > FAIR ** len(factors)
-    wide = [tuple(np.asarray(f, np.float64) for f in model) for model in (factors, other)]
-    return alike, alike & (likeness > np.array(by_chance(*wide)))
+    return alike, alike & (likeness > chance_cosines(factors, other))
 
 
 def _kept(
@@ -168,12 +170,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--merge", type=at_least(1), default=1, help="sites that become one, in order"
     )
+    parser.add_argument(
+        "--shuffled", action="store_true", help="shuffle all codes, so that no pattern is real"
+    )
     parser.add_argument("--auto-rank", action="store_true", help="let the start lower the rank")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         rows: list[dict[str, Any]] = []
         for folder in given.data:
-            rows += study(merged(Cohort.load(folder), given.merge), given.half, given)
+            cohort = merged(Cohort.load(folder), given.merge)
+            if given.shuffled:
+                shuffled = [
+                    replace(site, tensor=shuffled_codes(site.tensor, seed), labels={})
+                    for seed, site in enumerate(cohort.sites)
+                ]
+                cohort = replace(cohort, name=f"{cohort.name}-shuffled", sites=tuple(shuffled))
+            rows += study(cohort, given.half, given)
             given.out.mkdir(parents=True, exist_ok=True)
             Table("table", rows).write(given.out)
     print(table(rows))  # noqa: T201 - the table is what this script is for

@@ -69,6 +69,27 @@ def test_only_phenotypes_that_return_are_counted_and_where_they_are_few_none_is_
     assert min(certainty.false_discovery(own, fits(mostly, mostly), 2.0)) > 0.1
 
 
+def test_a_phenotype_of_frequent_codes_alone_is_not_trusted():
+    own = model()
+    # The fits' first six phenotypes share codes. They match best if their modes are exchanged.
+    worse = [0.9 * factor[:, :1] + 0.1 * factor.mean(axis=1, keepdims=True) for factor in own]
+    common = [
+        np.hstack([(factor[:, :1], blurred)[(mode + n) % 2] for n in range(6)])
+        for mode, (factor, blurred) in enumerate(zip(own, worse, strict=True))
+    ]
+    frequent = tuple(np.hstack(each) for each in zip(common, (f[:, 1:] for f in own), strict=True))
+    assert min(certainty.returns(own, fits(frequent))) > 0.9
+    chance = certainty.false_discovery(own, fits(frequent), 2.0)
+    assert chance[0] == 0.5
+    assert max(chance[1:]) < 0.1
+    # In the other fits, the first phenotype's modes belong together.
+    distinct = tuple(np.hstack([f, model(5, seed=3)[n]]) for n, f in enumerate(own))
+    often = certainty.false_discovery(own, fits(frequent, distinct, distinct, distinct), 2.0)
+    assert max(often) < 0.1
+    half = certainty.false_discovery(own, fits(frequent, frequent, distinct, distinct), 2.0)
+    assert half[0] == 0.5
+
+
 def test_chances_rise_with_the_share_of_absent_phenotypes_alone():
     few, many = np.full(10, 0.34), np.repeat([0.2, 0.6], [4, 6])
     np.testing.assert_allclose(certainty._for_share(few), few)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor, SquaredError, cp
-from dpfact_flower.tensor.cp import CPModel, factor_match_score, match_columns
+from dpfact_flower.tensor.cp import CPModel, chance_cosines, factor_match_score, match_columns
 from dpfact_flower.tensor.sparse import as_tensor
 from tests.problems import dense_model, make_problem
 
@@ -209,6 +209,20 @@ def test_fms_agrees_with_pyttb_where_the_matching_is_clear(seed, with_weights):
     assert score < 0.999
     match = match_columns(other, model)
     np.testing.assert_array_equal(order[match.estimate], match.truth)
+
+
+@pytest.mark.parametrize("others", [1, 4, 30])
+def test_matches_by_chance_are_those_of_models_with_modes_rolled_apart(others):
+    rng = np.random.default_rng(others)
+    ours, theirs = ([rng.random((9, rank)) ** 4 for _ in range(3)] for rank in (5, others))
+    found = {component: [0.0] * (others == 1) for component in range(5)}
+    for shift in range(1, min(others, 21)):
+        apart = [np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs)]
+        match = match_columns(ours, apart)
+        for component, cosine in zip(match.estimate, match.cosines, strict=True):
+            found[component].append(cosine)
+    slow = [np.percentile(cosines, 95) for cosines in found.values()]
+    np.testing.assert_allclose(chance_cosines(ours, theirs), slow, rtol=1e-9)
 
 
 def test_the_papers_formula_by_hand():
