@@ -205,6 +205,12 @@ def leading_sentence(rows: Rows) -> str:
     return f"Leading codes. {'; '.join(parts)}."
 
 
+_FREQUENT = (
+    "its codes may be merely frequent, or too many patterns of this run may be absent in other "
+    "patients"
+)
+
+
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
@@ -215,9 +221,9 @@ def certainty_sentence(
     runs, count, own = len(pairs), sum(pair.is_replicated for pair in pairs), ""
     if chance is not None:
         own = f"an estimated {percent(chance)} of phenotypes like this are absent in other patients"
-        if chance == EVEN and same:
+        if chance == EVEN:
             others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
-            own = f"differs from {others} in one kind of code only"
+            own = f"differs from {others} in one kind of code only" if same else _FREQUENT
         own = f"{certainty((), chance).capitalize()}: {own}."
         if not pairs:
             return own

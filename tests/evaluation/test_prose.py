@@ -59,6 +59,7 @@ def test_a_run_alone_says_how_sure_a_phenotype_is_and_so_beside_others(chance, w
 def test_doubt_because_of_a_phenotype_that_is_nearly_the_same_says_so():
     sentence = "Uncertain: differs from patterns 2–4, 7 in one kind of code only."
     assert prose.certainty_sentence((), 0.5, (2, 3, 4, 7)) == sentence
+    assert "merely frequent" in prose.certainty_sentence((), 0.5)
 
 
 @pytest.mark.parametrize(
