@@ -254,6 +254,15 @@ def test_a_small_part_of_the_refinement_is_left_as_it_is(sizes):
     np.testing.assert_allclose(loose.total * loose.grid, wanted, atol=1e-5)
 
 
+def test_a_patient_may_have_the_last_phenotype_alone():
+    cells, identity = np.zeros((1, 3, 3), int), (np.eye(3, dtype=np.float32),) * 2
+    cells[0, 2, 2] = 1
+    found = refinement(as_tensor(cells), identity, 1, ridge=np.zeros(3), bound=1.0, sigma=1e3)
+    wanted = slow_refinement(cells[0], identity, 1, np.zeros(3), 1.0)
+    np.testing.assert_allclose(found.total * found.grid, wanted, atol=2 * found.grid)
+    assert wanted.any()
+
+
 def test_an_empty_site_gives_zeros_not_an_error(sizes):
     empty = SparseTensor.from_coo([], [], (3, *sizes))
     for kind in KINDS:
