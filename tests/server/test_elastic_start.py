@@ -91,6 +91,9 @@ def test_sites_count_by_the_weight_that_their_solver_applies(planted):
         begun(planted, server)
     psgd, exact, other = (server.rule._weights(NAMES) for server in same)
     np.testing.assert_allclose(psgd, exact)
+    usage = np.array([same[0].rule._usage[name] for name in NAMES])
+    divisors = usage + 0.3 * usage.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(psgd, divisors / divisors.sum(axis=0))
     assert np.abs(psgd - other).max() > 0.01
 
 
