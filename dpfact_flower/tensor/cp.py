@@ -235,12 +235,15 @@ def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
     """Return the cosine product that each component of `estimate` reaches in a match by chance.
 
     This is the 95th percentile of matches with artificial components. Each artificial component
-    combines modes of different components of `truth`. If `truth` has one component, return zeros.
+    takes every mode from another component of `truth`. If this is impossible, return zeros.
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape
     found: list[list[float]] = [[] for _ in range(rank)]
     for shift in range(1, min(others, _SHIFTS + 1)):
+        taken = {mode * shift % others for mode in range(len(cosines))}
+        if len(taken) < max(2, len(cosines)):  # two modes would come from the same component
+            continue
         match = _matched(np.roll(each, mode * shift, axis=1) for mode, each in enumerate(cosines))
         for component, cosine in zip(match.estimate, match.cosines, strict=True):
             found[component].append(cosine)
