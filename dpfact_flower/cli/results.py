@@ -130,10 +130,9 @@ def label(
     The name appears in exports and in the report, which is rewritten. An empty name removes the
     earlier name. Names are saved in names.toml in the run folder.
     """
-    from dpfact_flower.evaluation.run_folder import Names, read_model, write_names
+    from dpfact_flower.evaluation.run_folder import Names, write_names
 
-    factors, _ = read_model(run)
-    write_names(run, Names({phenotype: name}), factors[0].shape[1])
+    write_names(run, Names({phenotype: name}))
     _write_report_again(run)
 
 

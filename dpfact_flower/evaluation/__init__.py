@@ -1,9 +1,9 @@
 """Evaluate a finished run's result, and present the result in reports.
 
-    model + SiteData -> membership -> phenotypes, prediction, clinical -> summarise
+    model + SiteData -> membership -> prevalence, prediction, clinical -> summarise
     summarise -> summary, tables: summary.json and phenotypes.json in a run_folder
-    run_folder -> report, comparison, review, survey -> prose, plots, page: HTML pages
+    run_folder -> model, finished_run -> report, comparison, review, survey: HTML pages
 
-`membership` scores patients, and `phenotypes` counts the patients who have each phenotype. Reports,
+`membership` scores patients, and `prevalence` counts the patients who have each phenotype. Reports,
 comparisons and surveys need only the files in the run folder.
 """

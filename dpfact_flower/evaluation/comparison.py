@@ -4,8 +4,7 @@ A phenotype is unlikely to be due to chance if another run also finds it, with f
 noise or in other data. Comparisons use only run folders, not patients' data.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
-from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.page import belonging, figure, write_page
-from dpfact_flower.evaluation.prose import titles, uninformative_message
-from dpfact_flower.evaluation.run_folder import read_summary
+from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
@@ -32,13 +30,14 @@ FAIR = 0.85
 
 def comparison(folders: Sequence[Path]) -> str:
     """Return a Markdown table with a row for each run, and ``-`` for each missing value."""
-    rows = [{"run": run.name, **columns(run.summary, run.model)} for run in _read(folders)]
+    rows = [{"run": name, **columns(run)} for name, run in _read(folders).items()]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
+def columns(run: FinishedRun) -> dict[str, str]:
     """Return a run's row in `comparison`, as a mapping from column headings to texts."""
+    model, summary = run.model, run.summary
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -47,7 +46,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
         each.classification: f"{each.about} of {model.rank}"
         for each in clinical_measures(model.factors, model.vocabularies)
     }
-    first = next((p.overall for p in measured.predictions.values()), None) if measured else None
+    first = next((p.overall for p in summary.predictions.values()), None)
     known = {
         "data": summary.name,
         "sites": str(summary.sites),
@@ -106,62 +105,49 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
         return write_page(out, "compare.html.j2", _content(_read(folders)))
 
 
-@dataclass(frozen=True)
-class _Run:
-    folder: Path
-    name: str
-    summary: Summary
-    model: GlobalModel
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return tuple(v.name for v in self.model.vocabularies)
-
-    @property
-    def uninformative(self) -> str:
-        return uninformative_message(self.summary)
-
-
-def _read(folders: Sequence[Path]) -> list[_Run]:
-    """Read the runs, and give each run a unique name."""
+def _read(folders: Sequence[Path]) -> dict[str, FinishedRun]:
+    """Read the runs. Return them by the names of their folders, or by path if names clash."""
     names = [folder.resolve().name for folder in folders]
-    runs = []
-    for folder, name in zip(folders, names, strict=True):
-        unique = name if names.count(name) == 1 else str(folder)
-        runs.append(_Run(folder, unique, read_summary(folder), GlobalModel.read(folder)))
-    return runs
+    return {
+        name if names.count(name) == 1 else str(folder): FinishedRun.read(folder)
+        for folder, name in zip(folders, names, strict=True)
+    }
 
 
-def _content(runs: Sequence[_Run]) -> dict[str, Any]:
-    first, *others = runs
-    alike = [run for run in others if run.modes == first.modes and not run.uninformative]
-    found = () if first.uninformative else [_replication(first, run) for run in alike]
+def _content(runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
+    (own, first), *others = runs.items()
+    matched, left_out = {}, {}
+    for name, run in others:
+        if run.model.modes != first.model.modes or run.uninformative:
+            left_out[name] = run
+        elif not first.uninformative:
+            matched[name] = (_replication(first, run), titles(run.model))
     qualities, picture = _qualities(runs)
     return {
         "runs": runs,
+        "name": own,
         "first": first,
-        "columns": {run.name: columns(run.summary, run.model) for run in runs},
-        "protection": {run.name: protection(run.summary) for run in runs},
-        "alike": alike,
-        "left_out": [run for run in others if run not in alike],
+        "columns": {name: columns(run) for name, run in runs.items()},
+        "protection": {name: protection(run.summary) for name, run in runs.items()},
+        "left_out": left_out,
         "titles": titles(first.model),
-        "matched": [(run, own, titles(run.model)) for run, own in zip(alike, found, strict=False)],
+        "matched": matched,
         "qualities": qualities,
         "figure": picture,
     }
 
 
-def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
+def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, float]], Any]:
     """Return each quality measure's values by run, and a figure (None if there are no values)."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
-    panels, spent = [], {run.name: run.summary.spent for run in runs}
+    panels = []
     for title, of in plots.QUALITIES.items():
-        values = {run.name: value for run in runs if (value := of(run.summary)) is not None}
+        values = {n: value for n, run in runs.items() if (value := of(run.summary)) is not None}
         if values:
             found[title] = values
-            points = {name: (spent[name], value) for name, value in values.items()}
+            points = {name: (runs[name].summary.spent, value) for name, value in values.items()}
             panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
     return found, picture
@@ -172,17 +158,17 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
 
     Raise an error if one of the `others` is the run itself or has learned nothing.
     """
-    first, *runs = _read([folder, *others])
-    for run in runs:
-        if run.folder.resolve() == folder.resolve():
-            raise SettingsError(f"beside: {run.folder} is the run itself; give another run")
+    first, *runs = map(FinishedRun.read, (folder, *others))
+    for other, run in zip(others, runs, strict=True):
+        if other.resolve() == folder.resolve():
+            raise SettingsError(f"beside: {other} is the run itself; give another run")
         if run.uninformative:
-            where = f"beside: {run.folder}"
+            where = f"beside: {other}"
             raise SettingsError(f"{where} learned nothing, so it says nothing about others")
     return tuple(_replication(first, run) for run in runs)
 
 
-def _replication(first: _Run, other: _Run) -> Replication:
+def _replication(first: FinishedRun, other: FinishedRun) -> Replication:
     left, right = _aligned(first, other)
     match, chance = match_columns(left, right), chance_cosines(left, right)
     fair = round(FAIR ** len(left), _DIGITS)
@@ -197,16 +183,16 @@ def _replication(first: _Run, other: _Run) -> Replication:
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
     ]
     pairs.sort(key=lambda pair: pair.number)
-    name, how = other.folder.resolve().name, protection(other.summary)
+    name, how = Path(other).resolve().name, protection(other.summary)
     return Replication(name, how, first.model.rank, tuple(pairs))
 
 
-def _aligned(first: _Run, other: _Run) -> tuple[Matrices, Matrices]:
+def _aligned(first: FinishedRun, other: FinishedRun) -> tuple[Matrices, Matrices]:
     """Return both models, each with a row for every code found in either model."""
-    if first.modes != other.modes:
-        modes, needed = ", ".join(other.modes), ", ".join(first.modes)
-        raise DataError(f"{other.folder}: its modes are {modes}; need {needed}")
     ours, theirs = first.model, other.model
+    if ours.modes != theirs.modes:
+        modes, needed = ", ".join(theirs.modes), ", ".join(ours.modes)
+        raise DataError(f"{other.folder}: its modes are {modes}; need {needed}")
     left: list[NDArray[np.float64]] = []
     right: list[NDArray[np.float64]] = []
     lists = zip(ours.factors, ours.vocabularies, theirs.factors, theirs.vocabularies, strict=True)

@@ -136,6 +136,11 @@ class GlobalModel:
         return int(self.factors[0].shape[1])
 
     @property
+    def modes(self) -> tuple[str, ...]:
+        """Names of the feature modes."""
+        return tuple(vocabulary.name for vocabulary in self.vocabularies)
+
+    @property
     def headings(self) -> tuple[str, ...]:
         """A unique heading for each phenotype: the name, with a number appended if names clash."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
@@ -210,8 +215,7 @@ class GlobalModel:
             texts = (f"{row.description or row.code} ({row.share:.0%})" for row in rows)
             return f"<td>{'<br>'.join(map(html.escape, texts))}</td>"
 
-        modes = (v.name for v in self.vocabularies)
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("phenotype", *modes))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("phenotype", *self.modes))
         lines = []
         for name, by_mode in zip(self.headings, self.codes_by_mode().values(), strict=True):
             cells = "".join(cell(rows[:_SHOWN_CODES]) for rows in by_mode.values())
@@ -220,11 +224,11 @@ class GlobalModel:
 
     def _recoded(self, site: SiteData) -> tuple[SparseTensor, int]:
         """Return the tensor, indexed by the model's codes, and how many of them the site lacks."""
-        own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
-        if sorted(own) != sorted(wanted):
+        own = [vocabulary.name for vocabulary in site.vocabularies]
+        if sorted(own) != sorted(self.modes):
             raise DataError(
                 f"site {site.name}: its modes are {', '.join(own)}; the model's are "
-                f"{', '.join(wanted)}"
+                f"{', '.join(self.modes)}"
             )
         tensor, missing = site.tensor, 0
         indices, inside = tensor.indices.copy(), np.ones(tensor.nnz, np.bool_)

@@ -3,7 +3,7 @@
 The page begins with the phenotypes or, if the model is uninformative, with a warning.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,17 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpfact_flower.data.code_names import BODY_SYSTEMS, body_systems
-from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import prose, run_folder
 from dpfact_flower.evaluation.clinical import DRAWS, clinical_measures
+from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
-from dpfact_flower.evaluation.prose import uninformative_message
-from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
-from dpfact_flower.evaluation.tables import PhenotypeTable, Replication, pairs_of
-from dpfact_flower.server.history import RoundRecord, read_history
+from dpfact_flower.evaluation.summary import SiteSpending, Summary
+from dpfact_flower.evaluation.tables import pairs_of
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -48,31 +45,21 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     The report of a deployment omits all measures that need the sites' data.
     """
     with belonging(folder):
-        return write_page(out or folder / run_folder.REPORT, "report.html.j2", _content(folder))
+        content = _content(FinishedRun.read(folder))
+        return write_page(out or folder / run_folder.REPORT, "report.html.j2", content)
 
 
-def _content(folder: Path) -> dict[str, Any]:
-    summary, config = run_folder.read_summary(folder), run_folder.read_config(folder)
-    model = GlobalModel.read(folder)
-    records, shared = read_history(folder), run_folder.read_phenotypes(folder)
-    table = shared.table
-    measured = table.phenotypes if table else ()
-    ranks = {summary.rank, model.rank} | ({len(measured)} if table else set())
-    if len(ranks) > 1:
-        raise DataError(f"{folder}: its files do not belong together: they have {ranks} phenotypes")
-    replications = run_folder.read_replications(folder, summary.rank)
-    unit = f"{summary.row_unit}s"
-    reviews = run_folder.read_names(folder, summary.rank).reviewed
-    own = cards(model, table, replications, reviews, unit)
+def _content(run: FinishedRun) -> dict[str, Any]:
+    model, summary, records, table = run.model, run.summary, run.records, run.tables.table
+    measured, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
+    own, uninformative = cards(run), run.uninformative
     words = [word for card in own for word in card["certainty"]]
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
-    predictions = summary.measured.predictions if summary.measured else {}
     systems = {
         v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
         for v in model.vocabularies
     }
-    uninformative = uninformative_message(summary)
     return {
         "summary": summary,
         "first_line": prose.first_line(table, summary.rank, words, unit),
@@ -83,15 +70,15 @@ def _content(folder: Path) -> dict[str, Any]:
             each for each in BODY_SYSTEMS if any(each in of.values() for of in systems.values())
         ],
         "shown": _SHOWN,
-        "replications": replications,
+        "replications": run.replications,
         "table": table,
-        "off": shared.usage.switched_off if shared.usage else {},
+        "off": run.tables.usage.switched_off if run.tables.usage else {},
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,
         "most_cells": _MOST_CELLS,
         "most_predicted": MOST_PREDICTED,
-        "predictions": predictions,
+        "predictions": summary.predictions,
         "uninformative": uninformative,
         "clinical": () if uninformative else clinical_measures(model.factors, model.vocabularies),
         "draws": DRAWS,
@@ -101,14 +88,14 @@ def _content(folder: Path) -> dict[str, Any]:
         "arrivals": _grouped((a.site, a.staleness) for r in records for a in r.arrivals),
         "missed": ranges(record.round for record in records if not record.updated),
         "codes": {vocabulary.name: len(vocabulary) for vocabulary in model.vocabularies},
-        "settings": config["run-config"],
+        "settings": run.settings,
         "meanings": {
             row.key: row.help
             for kind in (AppSettings, RunSettings, SolverSettings, PrivacySettings)
             for row in describe(kind)
         },
-        "versions": config["versions"],
-        "figures": _figures(summary, records, predictions),
+        "versions": run.versions,
+        "figures": _figures(run),
     }
 
 
@@ -127,13 +114,12 @@ def _grouped(pairs: Iterable[tuple[K, int]]) -> list[tuple[K, list[int]]]:
     return sorted(groups.items())
 
 
-def _figures(
-    summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
-) -> dict[str, Any]:
+def _figures(run: FinishedRun) -> dict[str, Any]:
     """Draw each figure for which data exists. Return a mapping of figure names to inline SVG."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}
+    summary, records = run.summary, run.records
     if summary.errors and len(summary.errors.error_by_round) > 1:
         panels = (
             partial(plots.errors, summary=summary, measure=measure) for measure in plots.ERRORS
@@ -143,7 +129,7 @@ def _figures(
     if records:
         draw = partial(plots.traffic, records=records)
         figures["traffic"] = figure("traffic", "Bytes sent by round", 2.1, draw)
-    for number, (label, prediction) in enumerate(predictions.items()):
+    for number, (label, prediction) in enumerate(summary.predictions.items()):
         groups = sum(bool(g.memberships) for g in (prediction.overall, *prediction.sites))
         if groups:
             title = f"AUC of predicting {outcome(label)}"
@@ -152,17 +138,12 @@ def _figures(
     return figures
 
 
-def cards(
-    model: GlobalModel,
-    table: PhenotypeTable | None,
-    replications: Sequence[Replication],
-    reviews: Mapping[int, run_folder.Review],
-    unit: str,
-) -> list[dict[str, Any]]:
-    """Return the content of each phenotype's card. `unit` names the rows, such as ``patients``.
+def cards(run: FinishedRun) -> list[dict[str, Any]]:
+    """Return the content of each phenotype's card.
 
     If a user has named a phenotype, the card shows that name above the title made from codes.
     """
+    model, table, unit = run.model, run.tables.table, f"{run.summary.row_unit}s"
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
@@ -172,14 +153,14 @@ def cards(
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
-        pairs = pairs_of(number, replications)
+        pairs = pairs_of(number, run.replications)
         chance = chances.get(number)
         near = () if same is None else (1 + np.flatnonzero(same[number - 1])).tolist()
         about = prose.paragraph(measured, table, unit) if table and measured else None
         sentences = [
             *(about or [prose.leading_sentence(by_mode)]),
             prose.certainty_sentence(pairs, chance, near),
-            prose.review_sentence(reviews.get(number)),
+            prose.review_sentence(run.reviewed.get(number)),
         ]
         named = model.names.get(number)
         found.append(

@@ -185,13 +185,12 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
     """Write a review's decision, rounded results and any new phenotype name to ``names.toml``."""
-    rank = GlobalModel.read(folder).rank
     if found.decision == "name" and not found.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
     names = {found.phenotype: found.name} if found.decision == "name" else {}
     shares = (*found.highest.public_share, *found.near.public_share)
     review = run_folder.Review("drop" if found.decision == "drop" else "keep", *shares)
-    run_folder.write_names(folder, run_folder.Names(names, {found.phenotype: review}), rank)
+    run_folder.write_names(folder, run_folder.Names(names, {found.phenotype: review}))
 
 
 def _chosen(

@@ -172,12 +172,13 @@ def read_names(folder: Path, rank: int) -> Names:
         return checked_names(parse_as(Names, content), rank)
 
 
-def write_names(folder: Path, new: Names, rank: int) -> None:
+def write_names(folder: Path, new: Names) -> None:
     """Add names and reviews to ``names.toml``. An empty name removes a phenotype's earlier name."""
 
     def known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:  # TOML does not have None
         return {name: value for name, value in fields if value is not None}
 
+    rank = read_model(folder)[0][0].shape[1]
     old = read_names(folder, rank)
     names = Names(old.phenotypes | new.phenotypes, old.reviewed | new.reviewed)
     tables = asdict(checked_names(names, rank), dict_factory=known)

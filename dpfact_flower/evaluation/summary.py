@@ -198,6 +198,11 @@ class Summary:
         """The errors of the sites' models, or None if the errors were not measured."""
         return self.measured.errors if self.measured else None
 
+    @property
+    def predictions(self) -> dict[str, OutcomePrediction]:
+        """The predictions of outcomes by label, if they were measured."""
+        return self.measured.predictions if self.measured else {}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``summary.json`` as plain values."""
         content = asdict(self)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import html
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.clinical import clinical_measures
-from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.page import library
-from dpfact_flower.evaluation.prose import certainties, headline, titles, uninformative_message
+from dpfact_flower.evaluation.prose import certainties, headline, titles
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.tables import Replication, SharedPhenotypes
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
-from dpfact_flower.server.history import RoundRecord, read_history, write_history
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,62 +24,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Run:
+class Run(FinishedRun):
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
     A run can be pickled, and contains no individual patient's data. A simulation's measures are
     computed from all patients' data without noise, so protect such measures like patient data.
-
-    `model` holds the phenotypes that all sites share, and `summary` holds the content of
-    ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
-    phenotypes over all sites' patients, if measured. `folder` is None if the run is only in memory.
-    `replications` holds matches with other runs' phenotypes, and `reviewed` holds chart reviews.
     """
-
-    model: GlobalModel
-    summary: Summary
-    records: tuple[RoundRecord, ...]
-    tables: SharedPhenotypes
-    settings: Mapping[str, Any]
-    versions: Mapping[str, str]
-    folder: Path | None = None
-    replications: tuple[Replication, ...] = ()
-    reviewed: Mapping[int, run_folder.Review] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Run:
-        """Read a finished run of a simulation or a deployment from its folder."""
-        place = Path(folder)
-        config, model = run_folder.read_config(place), GlobalModel.read(place)
-        return cls(
-            model, run_folder.read_summary(place), tuple(read_history(place)),
-            run_folder.read_phenotypes(place), config["run-config"], config["versions"], place,
-            run_folder.read_replications(place, model.rank),
-            run_folder.read_names(place, model.rank).reviewed,
-        )  # fmt: skip
-
-    def save(self, folder: str | Path) -> Run:
-        """Write the run to an empty folder, where `read` and `dpfact` commands can use it."""
-        place = Path(folder).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        if any(place.iterdir()):
-            raise DataError(f"{place}: is not empty; choose another folder")
-        run_folder.write_model(place, self.model.factors, self.model.vocabularies)
-        run_folder.write_config(place, dict(self.settings), self.versions)
-        run_folder.write_summary(place, self.summary)
-        run_folder.write_phenotypes(place, self.tables)
-        write_history(place, self.records, durable=False)
-        names = run_folder.Names(dict(self.model.names), dict(self.reviewed))
-        if names != run_folder.Names():
-            run_folder.write_names(place, names, self.model.rank)
-        if self.replications:
-            run_folder.write_replications(place, self.replications)
-        return replace(self, folder=place)
-
-    def __fspath__(self) -> str:
-        if self.folder is None:
-            raise DataError("run: has no folder; write one with save(folder)")
-        return str(self.folder)
 
     # --- Results -------------------------------------------------------------------------------
 
@@ -150,7 +96,7 @@ class Run:
         new = run_folder.Names({**self.model.names, number: name})
         names = run_folder.checked_names(new, self.model.rank)
         if self.folder:
-            run_folder.write_names(self.folder, run_folder.Names({number: name}), self.model.rank)
+            run_folder.write_names(self.folder, run_folder.Names({number: name}))
         return replace(self, model=replace(self.model, names=names.phenotypes))
 
     def report(self, path: str | Path | None = None) -> Path:
@@ -188,7 +134,7 @@ class Run:
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """For a label (default: the first), plot the AUCs of phenotypes and of two baselines."""
-        found = self.summary.measured.predictions if self.summary.measured else {}
+        found = self.summary.predictions
         label = label or next(iter(found), "")
         if label not in found:
             raise DataError(
@@ -224,5 +170,5 @@ class Run:
             f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
             for label, text in headline(self.summary)
         )
-        shown = "" if uninformative_message(self.summary) else self.model._repr_html_()
+        shown = "" if self.uninformative else self.model._repr_html_()
         return f"<table>{lines}</table>{shown}"

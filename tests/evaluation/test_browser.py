@@ -42,7 +42,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     top = tmp_path_factory.mktemp("pages")
     run, nothing = run_folder(top / "run"), run_folder(top / "nothing")
     other = run_folder(top / "other", noise=0.1)
-    write_names(run, Names({3: "renal failure"}), 5)
+    write_names(run, Names({3: "renal failure"}))
     factors, lists = read_model(run)
     texts = list(lists[1].descriptions)
     texts[factors[1][:, 1].argmax()] = "Meanings|Myocardial infarction"

@@ -11,6 +11,7 @@ import pytest
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype_table
 from dpfact_flower.evaluation.prose import titles
@@ -178,10 +179,10 @@ def test_a_cohort_is_exported_site_after_site(run, cohort, cohort_folder, tmp_pa
 
 def test_no_two_columns_have_one_name(unnamed, cohort):
     for number, name in enumerate(("süd", "süd", "patient"), start=1):
-        write_names(unnamed, Names({number: name}), RANK)
+        write_names(unnamed, Names({number: name}))
     found = GlobalModel.read(unnamed).memberships(cohort.sites[0])
     assert found.names == ("süd (1)", "süd (2)", "patient (3)")
-    write_names(unnamed, Names({1: "has"}), RANK)
+    write_names(unnamed, Names({1: "has"}))
     assert GlobalModel.read(unnamed).memberships(cohort.sites[0]).names[0] == "has (1)"
 
 
@@ -194,10 +195,10 @@ def test_frames_hold_the_same(model, cohort):
 
 
 def test_names_are_given_changed_and_taken_away(unnamed):
-    write_names(unnamed, Names({3: "a", 1: "b"}), RANK)
-    write_names(unnamed, Names({3: " c "}), RANK)
+    write_names(unnamed, Names({3: "a", 1: "b"}))
+    write_names(unnamed, Names({3: " c "}))
     assert read_names(unnamed, RANK).phenotypes == {1: "b", 3: "c"}
-    write_names(unnamed, Names({1: ""}), RANK)
+    write_names(unnamed, Names({1: ""}))
     assert read_names(unnamed, RANK).phenotypes == {3: "c"}
 
 
@@ -246,8 +247,8 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     shutil.copytree(run, folder)
     known = (0.02, 0.3, 0.9)
     write_summary(folder, replace(read_summary(folder), false_discovery=known))
-    found = GlobalModel.read(folder)
-    shown = cards(found, None, (), {}, "patients")
+    found = FinishedRun.read(folder)
+    shown = cards(found)
     own = ["likely real", "uncertain", "doubtful"]
     assert [card["certainty"] for card in shown] == [[word] for word in own]
     written = dpfact("export", folder, "--phenotypes", tmp_path / "x.csv")
@@ -256,7 +257,7 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     assert words == {"1": "likely real", "2": "uncertain", "3": "doubtful"}
     assert all("Not checked" not in card["text"] for card in shown)
     repeat = Replication("again", "", 3, (Pair(1, 1, 0.9, 0.7, 0.8),))  # its model has one pattern
-    compared = cards(found, None, [repeat], {}, "patients")
+    compared = cards(replace(found, replications=(repeat,)))
     both = zip(["stable", "not found", "not found"], own, strict=True)
     assert [card["certainty"] for card in compared] == [*map(list, both)]
     for line in lines_of(tmp_path / "x.csv"):

@@ -422,7 +422,7 @@ def test_everything_from_outside_is_escaped(runs, run):
     factors, vocabularies = read_model(run)
     texts = [dataclasses.replace(v, descriptions=(bad,) * len(v)) for v in vocabularies]
     write_model(run, factors, texts)
-    write_names(run, Names({2: bad}), RANK)
+    write_names(run, Names({2: bad}))
     page = Page(run)
     assert page.scripts == page_of(runs["simulated"]).scripts
     assert page.cards()[2].startswith(f"2 · {bad} ")

@@ -185,10 +185,10 @@ def test_without_a_decision_nothing_is_noted(run, sheet):
 
 
 def test_names_and_reviews_leave_each_other_alone(run, sheet):
-    write_names(run, Names({1: "a"}), RANK)
+    write_names(run, Names({1: "a"}))
     fill(sheet, confirm_highest, "keep")
     apply_verdicts(run, read_sheet(run, sheet))
-    write_names(run, Names({2: "b"}), RANK)
+    write_names(run, Names({2: "b"}))
     assert read_names(run, RANK).phenotypes == {1: "a", 2: "b"}
     assert read_names(run, RANK).reviewed[NUMBER].verdict == "keep"
     (run / "names.toml").write_text('[reviewed.3]\nverdict = "perhaps"')

@@ -91,7 +91,7 @@ def test_a_run_is_saved_read_and_pickled(run, tmp_path):
 
 def test_chart_reviews_and_matches_in_other_runs_outlast_the_folder(run, tmp_path):
     folder = run.save(tmp_path / "kept").folder
-    write_names(folder, Names(reviewed={2: Review("keep")}), 3)
+    write_names(folder, Names(reviewed={2: Review("keep")}))
     write_replications(folder, [Replication("other", "", 3, ())])
     read = Run.read(folder)
     shutil.rmtree(folder)
