@@ -97,7 +97,7 @@ def export(
         say(f"doubtful, or not found again: phenotype(s) {', '.join(doubtful)}")
     if phenotypes is not None:
         rows = model.rows()
-        found = clinical_measures(model.factors, model.vocabularies)
+        found = clinical_measures(model)
         groups = {number: (word, *about(found, number)) for number, word in sure.items()}
         write_phenotype_table(phenotypes, rows, titles(model), groups)
         say(f"{phenotypes}: {len(rows):,} rows of codes, as public as the model")

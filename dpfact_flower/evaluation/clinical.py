@@ -24,6 +24,7 @@ from dpfact_flower.data.roll_up import ccs
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.evaluation.membership import leading_codes
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.prediction import code_presence
 from dpfact_flower.evaluation.summary import Coherence
 from dpfact_flower.tensor import SparseTensor
@@ -103,12 +104,11 @@ class ClinicalMeasures:
         return sum(enrichment.is_about for enrichment in self.enrichments)
 
 
-def clinical_measures(
-    features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
-) -> tuple[ClinicalMeasures, ...]:
+def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
     """Return the model's clinical measures under each of the `classifications`."""
-    model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
-    return tuple(_measured(model, vocabularies, known) for known in classifications(vocabularies))
+    factors = tuple(unit_columns(factor.astype(np.float64)) for factor in model.factors)
+    lists = model.vocabularies
+    return tuple(_measured(factors, lists, known) for known in classifications(lists))
 
 
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:

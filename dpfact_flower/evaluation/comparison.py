@@ -43,8 +43,7 @@ def columns(run: FinishedRun) -> dict[str, str]:
     together = measured.coherence if measured else None
     match = measured.fms if measured else None
     about = {
-        each.classification: f"{each.about} of {model.rank}"
-        for each in clinical_measures(model.factors, model.vocabularies)
+        each.classification: f"{each.about} of {model.rank}" for each in clinical_measures(model)
     }
     first = next((p.overall for p in summary.predictions.values()), None)
     known = {

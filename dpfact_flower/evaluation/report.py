@@ -80,7 +80,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "most_predicted": MOST_PREDICTED,
         "predictions": summary.predictions,
         "uninformative": uninformative,
-        "clinical": () if uninformative else clinical_measures(model.factors, model.vocabularies),
+        "clinical": () if uninformative else clinical_measures(model),
         "draws": DRAWS,
         "guarantees": _guarantees(summary),
         "records": records,

