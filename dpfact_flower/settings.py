@@ -3,6 +3,10 @@
 Settings come from Flower's run config or node config, from a message, or from the command line. In
 each case, `from_config` builds a settings object. Configs and the command line use hyphens, as
 Flower does: the field ``round_timeout`` has the key ``round-timeout``.
+
+`runtime.config.RunConfig` reads a run's settings. `server.coordinator.Coordinator` resolves them,
+fills in planned values (`PatientPlan.settle`) and sends them. At a site, `RoundRequest.from_wire`
+checks them, and `site.admission` compares them with the hospital's `SiteSettings`.
 """
 
 import dataclasses
@@ -210,7 +214,8 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver settings for sites. In patient mode, sites use the default `loss`."""
+        """Check and return the settings for sites, which in patient mode have the default `loss`."""
+        self.check_solver(solver)
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 

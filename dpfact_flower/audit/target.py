@@ -45,7 +45,6 @@ class AuditTarget:
         """Plan a run as the server would, for `sites` sites and without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
-        privacy.check_solver(solver)
         plan = plan_patient(privacy, sizes=site.tensor.feature_shape, rank=solver.rank, sites=sites)
         return cls(site, privacy.sent(solver), replace(plan.settle(privacy), noise_seed=-1), plan)
 

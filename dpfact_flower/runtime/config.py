@@ -42,9 +42,8 @@ class RunConfig(NamedTuple):
             SolverSettings.from_config(config),
             PrivacySettings.from_config(config),
         )
-        checked.privacy.check_solver(checked.solver)
-        settled = checked.privacy.sent(checked.solver)
-        solvers.find(settled.solver).check(settled)
+        sent = checked.privacy.sent(checked.solver)
+        solvers.find(sent.solver).check(sent)
         return checked
 
     def write(self) -> dict[str, Scalar]:

@@ -22,6 +22,8 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
+_MAY_CHANGE = ("sites", "min-sites", "round-timeout", "wait-timeout", "grace", "preflight")
+"""Run settings that may change when a run continues from a checkpoint."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -252,17 +254,11 @@ class Coordinator:
         return {
             **self.solver.to_config(),
             **self.privacy.to_config(),
+            **{k: value for k, value in self.run.to_config().items() if k not in _MAY_CHANGE},
             "rule": self.rule.name,
-            "seed": self.run.seed,
             "rounds": self.rounds,
-            "aggregation": self.run.aggregation,
-            "elastic-step": self.run.elastic_step,
-            "shrink": self.run.shrink,
-            "start": self.run.start,
-            "auto-rank": self.run.auto_rank,
             "vocabulary": self.vocabulary,
             "shape": self.feature_shape,
-            "job": self.run.job,
         }
 
     def _update(self, round_number: int, replies: Sequence[SiteReply]) -> None:

@@ -60,7 +60,7 @@ class ElasticRule(ServerRule):
                 raise SettingsError("aggregation: a rule with its own update method needs 'sync'")
             self._started = True
         self._usage: dict[str, Floats] = {}
-        self._solver = privacy.resolved(solver)
+        self._solver = solver
         self._run = run
 
     def anchors(self, round_number: int) -> Factors:

@@ -25,7 +25,6 @@ def rule_for(
     run: RunSettings,
 ) -> ServerRule:
     """Create the rule that `run` names, or the privacy mode's default rule if `run` names none."""
-    privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":
         raise SettingsError(

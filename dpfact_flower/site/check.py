@@ -23,8 +23,8 @@ from dpfact_flower.machine import files
 from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.site import hospital
 from dpfact_flower.site.admission import largest_run
-from dpfact_flower.site.hospital import check_choices, check_data_site, read_site_settings
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
@@ -51,16 +51,11 @@ class Place:
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
-        self.settings = read_site_settings(config)
+        self.settings = hospital.read_site_settings(config)
         self.data, self.state = Path(self.settings.data_path), Path(self.settings.state_dir)
         self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
         self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
         self.processes = processes()
-
-    @property
-    def site_folder(self) -> Path:
-        """The folder that contains the site's ledger."""
-        return self.state / (self.settings.site or open_site(self.data).name)
 
     @property
     def supernode(self) -> Process:
@@ -121,11 +116,11 @@ def _flower(_: Place) -> list[str]:
 
 
 def _complete(place: Place) -> None:
-    check_choices(place.settings)
+    hospital.check_choices(place.settings)
 
 
 def _opens(place: Place) -> None:
-    check_data_site(open_site(place.data).name, place.settings)
+    hospital.check_data_site(open_site(place.data).name, place.settings)
 
 
 def _two_users(place: Place) -> Iterator[str]:
@@ -147,7 +142,7 @@ def _secure_keys(place: Place) -> list[str]:
     settings = place.settings
     if not (settings.secure_key or settings.secure_peers):
         return []
-    keyring_of(settings, place.site_folder.name)
+    keyring_of(settings, hospital.site_folder(place.settings).name)
     peers = files.changeable(Path(settings.secure_peers), {place.executor_user})
     return files.not_private(Path(settings.secure_key), place.executor_user) + peers
 
@@ -158,7 +153,7 @@ def _time(place: Place) -> Iterator[str]:
 
 
 def _ledger(place: Place) -> list[str]:
-    folder = place.site_folder
+    folder = hospital.site_folder(place.settings)
     if faults := rolled_back_faults(folder):
         return faults
     journal = folder / f"{LEDGER}-journal"
@@ -177,7 +172,7 @@ def _room(place: Place) -> Iterator[str]:
     if free < least:
         has = f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
         yield f"{has}: free disk space, or lower max-rank"
-    check_attempts(place.site_folder)
+    check_attempts(hospital.site_folder(place.settings))
 
 
 def _code(place: Place) -> Iterator[str]:

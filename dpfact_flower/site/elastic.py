@@ -65,7 +65,6 @@ class ElasticRound(RoundWork):
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
-        request.privacy.check_solver(request.solver)
         sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
         rho = self.charged_rounds * paper_rho(request.privacy, request.rounds, len(modes))
         return planned_events(
@@ -110,7 +109,7 @@ def initial_state(
     scale that minimises the error, and fitted to the data in later rounds. With the paper's weight,
     patient factors are random, scaled so that the model has the data's norm.
     """
-    relative = request.privacy.resolved(request.solver).is_relative
+    relative = request.solver.is_relative
     if kept is not None:
         return replace(kept, factors=(kept.factors[0], *request.anchors)) if relative else kept
     if relative and request.round > 1:

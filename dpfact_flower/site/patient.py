@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, MessageError, SettingsError, StateError, shown
+from dpfact_flower.errors import DataError, MessageError, StateError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, ReleaseEvent
 from dpfact_flower.privacy.ledger import keyed_hash
@@ -111,10 +111,6 @@ class PatientRound(RoundWork):
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
     """Return the run's schedule and costs, which the site computes from the request's settings."""
-    try:
-        request.privacy.check_solver(request.solver)
-    except SettingsError as error:
-        raise MessageError(f"request: {error}") from None
     plan = plan_patient(request.privacy, sizes=feature_shape, rank=request.solver.rank)
     if plan.settle(request.privacy) != request.privacy:
         raise MessageError("request: start-share, refine-rounds and bound must have been planned")

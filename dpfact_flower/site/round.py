@@ -97,7 +97,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     """Return a round's solver settings. Convert a relative l2,1 weight to `mu`, using `start`."""
-    solver = request.privacy.resolved(request.solver)
+    solver = request.solver
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.
         mu = solver.relative_l21 * math.sqrt(curvature(start))

@@ -102,8 +102,8 @@ class RoundRequest:
         if missing := [key for key in _ALWAYS_SAID if key not in config]:
             raise MessageError(f"request: lacks {', '.join(missing)}")
         try:
-            solver = SolverSettings.from_config(config)
             privacy = PrivacySettings.from_config(config)
+            solver = privacy.sent(SolverSettings.from_config(config))
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         secure = SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None

@@ -236,13 +236,6 @@ def test_a_patient_alone_adds_at_most_the_sensitivity(data, number):
     assert max(moved) > 0.5 * planned.sensitivity
 
 
-def test_a_patient_mode_round_needs_the_model_it_bounds(data):
-    """The site does not rely on the server's check."""
-    for solver in (replace(SOLVER, scale="counts"), replace(SOLVER, nonnegative=False)):
-        with pytest.raises(MessageError, match="'patient' bounds patients"):
-            make_round(data, make_request(data, 1, solver=solver))
-
-
 def test_a_code_beyond_a_modes_list_is_refused(data):
     selection = (np.arange(6, dtype=np.int32), np.arange(5, 13, dtype=np.int32))
     with pytest.raises(DataError, match=r"selection: mode 2 needs positions in \[0, 12\)"):

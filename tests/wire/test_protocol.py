@@ -39,7 +39,7 @@ def make_factors(seed=0, shapes=SHAPES):
 def make_request(**changes) -> RoundRequest:
     request = RoundRequest(
         job="job-1", round=2, rounds=5, seed=7,
-        solver=SolverSettings(rank=RANK, solver="psgd", eta=1e-3),
+        solver=SolverSettings(RANK, "psgd", eta=1e-3, gamma=5.0, clip=1.0),
         privacy=PrivacySettings(privacy="paper"),
         vocabulary="0a,1b", anchors=make_factors(), rule="elastic",
     )  # fmt: skip
@@ -244,7 +244,7 @@ BAD_CONFIGS = {
     **{f"round {value}": {"round": value} for value in (0, -3, 2.0, 6)},
     **{f"{key} {value}": {key: value} for key, value in (
         ("rounds", 0), ("seed", -1), ("vocabulary", 3), ("rank", 0), ("rank", 3.0),
-        ("eta", math.nan), ("eta", 1.5), ("gamma", math.inf), ("nonnegative", 1),
+        ("eta", math.nan), ("eta", 1.5), ("gamma", math.inf), ("nonnegative", 1), ("clip", 0.0),
         ("privacy", "trust-me"), ("epsilon", 0.0), ("delta", 1.0), ("noise-seed", -2),
     )},
     **{f"job {why}": {"job": name} for why, name in BAD_NAMES.items()},
@@ -305,6 +305,16 @@ def test_a_bad_array_is_refused_by_its_mode(says, bad):
         assert says in message
     else:  # the expected shape is known, so it is checked first
         assert message.startswith(f"reply of site 'north': need shapes {SHAPES}, got ")
+
+
+def test_solver_settings_are_resolved_and_must_suit_the_privacy_mode():
+    arrays, config = make_request().to_wire()
+    relative = RoundRequest.from_wire(arrays, {**config, "gamma": -1.0})
+    assert relative.solver == make_request().solver
+    for key, value in (("scale", "counts"), ("nonnegative", False)):
+        arrays, config = make_patient_request().to_wire()
+        message = refused(RoundRequest.from_wire, arrays, {**config, key: value})
+        assert message.startswith("request: privacy 'patient' bounds patients of norm 1")
 
 
 def test_what_is_no_array_is_refused():
