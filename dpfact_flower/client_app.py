@@ -61,8 +61,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`,
-    which apply only to the client's first request.
+    and `beside`. `delay` is the delay of the client's first reply, if it began before the client
+    existed. Each later delay begins when the client gets the request.
     """
 
     def __init__(
@@ -72,13 +72,11 @@ class DPFactClient(NumPyClient):
         *,
         simulation: bool = False,
         beside: Collection[str] = (),
-        came_in: float | None = None,
-        time_left: float = math.inf,
+        delay: ReplyDelay | None = None,
     ) -> None:
         self.site = Site(Hospital(source, settings, simulation, beside))
         self._reply_after = 0.0 if simulation else settings.reply_after
-        self._came_in = came_in
-        self._time_left = math.inf if simulation else time_left
+        self._first_delay = delay
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Answer one round, or raise a `RoundRefusedError` that contains only an error code."""
@@ -142,9 +140,8 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def _delay(self) -> ReplyDelay:
-        came_in, self._came_in = self._came_in, None
-        time_left, self._time_left = self._time_left, math.inf
-        return ReplyDelay(self._reply_after, came_in, time_left)
+        first, self._first_delay = self._first_delay, None
+        return first or ReplyDelay(self._reply_after)
 
 
 _SIMULATION_KEYS = {"partition-id", "num-partitions"}
@@ -242,7 +239,8 @@ def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
     if not settings.data_path:
         raise SettingsError("data-path: must be set in the site's node config")
     data = open_site(settings.data_path)
-    return DPFactClient(data, settings, came_in=came_in, time_left=time_left)
+    delay = ReplyDelay(settings.reply_after, came_in, time_left)
+    return DPFactClient(data, settings, delay=delay)
 
 
 def _simulated_client(context: Context) -> DPFactClient:

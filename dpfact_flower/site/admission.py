@@ -25,7 +25,7 @@ from dpfact_flower.site.lockout import check_attempts, check_not_rolled_back
 from dpfact_flower.site.round import RoundWork
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.secure import SecureRound, secure_round
-from dpfact_flower.site.store import SiteStore, has_jobs
+from dpfact_flower.site.store import JobFolder, has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 from dpfact_flower.wire.protocol import RoundRequest
@@ -48,14 +48,14 @@ class Admitted:
 
     `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
     `last` is the latest row of the request's job. `repeated` is the row of an earlier answer to
-    this request, if the answer can be sent again. `store` gives access only to files without
-    patient data. `secure` is the stage of the round's secure sum. Call `free_disk` right before the
-    site writes its files, to free the disk space that is reserved for these files.
+    this request, if the answer can be sent again. `secure` is the stage of the round's secure sum.
+    Call `free_disk` right before the site writes its files, to free the disk space that is reserved
+    for these files.
     """
 
     request: RoundRequest
     work: RoundWork
-    store: SiteStore
+    job_folder: JobFolder
     ledger: Ledger | None
     rows: Sequence[LedgerRow]
     last: LedgerRow | None
@@ -72,7 +72,7 @@ class Admitted:
         """If the data has changed since the job began, close the job and raise an error."""
         if self.last is not None and self.last.fingerprint != fingerprint:
             with suppress(OSError):
-                self.store.close()
+                self.job_folder.close()
             raise StateError(_OTHER_DATA.format(job=self.request.job))
 
 
@@ -100,13 +100,13 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             secure = secure_round(hospital, request, work.planned, answered=repeated is not None)
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")
-        store = hospital.store(request.job)
-        admission = Admitted(request, work, store, ledger, rows, last, repeated, secure)
+        folder = hospital.job_folder(request.job)
+        admission = Admitted(request, work, folder, ledger, rows, last, repeated, secure)
         if not hospital.simulation:
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:
             check_paid(request, of_job)
-            check_selection(request, admission.store)
+            check_selection(request, admission.job_folder)
         elif repeated is None:
             _check_new_round(hospital, admission)
             if not hospital.simulation:
@@ -146,9 +146,9 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
         check_memory(admission.work)
         check_attempts(hospital.folder)
     read_key(hospital.folder)
-    if admission.store.closed:
+    if admission.job_folder.closed:
         raise StateError(_OTHER_DATA.format(job=admission.request.job))
-    check_selection(admission.request, admission.store)
+    check_selection(admission.request, admission.job_folder)
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
@@ -177,7 +177,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
     ):
         if size > most:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
-    solver = request.privacy.resolved(request.solver)
+    solver = request.solver
     solvers.find(solver.solver).check(solver)  # fails if the site lacks the solver's code
     # A job folder with the same name as SQLite's journal would block the ledger for good.
     if request.job.lower().startswith(LEDGER):
@@ -209,9 +209,9 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
         )
 
 
-def check_selection(request: RoundRequest, store: SiteStore) -> None:
+def check_selection(request: RoundRequest, folder: JobFolder) -> None:
     """Refuse a selection of codes that differs from the job's earlier selection."""
-    if request.selection and not store.has_selection(request.selection_digest):
+    if request.selection and not folder.has_selection(request.selection_digest):
         raise MessageError(
             f"the selected codes of job {request.job!r} have changed; a change needs a new job"
         )

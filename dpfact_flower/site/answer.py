@@ -85,7 +85,8 @@ class Site:
     def _end(self, admission: Admitted) -> Release:
         """Answer the last round: store its request, read no patient's data and release nothing."""
         request, last = admission.request, admission.last
-        store = self._hospital.store(request.job, last.fingerprint if last else "")
+        assert last is not None
+        store = self._hospital.store(request.job, last.fingerprint)
         try:
             store.note_selection(request.selection_digest)
             store.keep_ending(*replace(request, answered={}).to_wire())  # of bounded size
@@ -141,8 +142,8 @@ class Site:
                     _logger.warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
             data_key(hospital.folder)  # creates the key if it is missing
-            admission.store.begin()  # from now on, a missing ledger is an error
-            admission.store.note_selection(request.selection_digest)
+            admission.job_folder.create()  # from now on, a missing ledger is an error
+            admission.job_folder.note_selection(request.selection_digest)
             if not hospital.simulation:
                 held.enter_context(counting_attempt(hospital.folder))
             yield ledger

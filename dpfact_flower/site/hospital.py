@@ -14,7 +14,7 @@ from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings, refuse_unknown
 from dpfact_flower.site.lockout import failed_attempts
-from dpfact_flower.site.store import SiteStore
+from dpfact_flower.site.store import JobFolder, SiteStore
 
 ANSWERING = ".answering"
 """File in the state folder that exists while the site answers a message."""
@@ -52,8 +52,12 @@ class Hospital:
         """Open the site's ledger."""
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
-    def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's store. To access patients' files, give the data's `fingerprint`."""
+    def job_folder(self, job: str) -> JobFolder:
+        """Return a job's folder, without access to files made from patients' data."""
+        return JobFolder(self.root, self.name, job, durable=not self.simulation)
+
+    def store(self, job: str, fingerprint: str) -> SiteStore:
+        """Return a job's folder, with access to files made from data with this `fingerprint`."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 

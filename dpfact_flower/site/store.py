@@ -54,29 +54,61 @@ class RoundMeasures:
     seconds: float
 
 
-class SiteStore:
-    """A site's folder for one job: ``state-dir/site/job/``.
+class JobFolder:
+    """A site's folder for one job, ``state-dir/site/job/``, with files without patients' data.
 
-    The store refuses to read a file that it wrote for data with a different `fingerprint`.
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
 
-    def __init__(
-        self, root: str | Path, site: str, job: str, fingerprint: str = "", *, durable: bool = True
-    ) -> None:
+    def __init__(self, root: str | Path, site: str, job: str, *, durable: bool = True) -> None:
         self.folder = Path(root) / site / job
         for path in (self.folder.parents[1], self.folder.parent, self.folder):
             check_own(path)
-        self._fingerprint = fingerprint
         self._durable = durable
 
-    def begin(self) -> None:
+    def create(self) -> None:
         """Create the job's folder, and a text file that warns that the folder is not private."""
         notice = self.folder / _NOTICE
         if not notice.exists():
             private_folder(self.folder)
             with open(notice, "w", encoding="utf-8", opener=for_owner) as file:
                 file.write(_NOTICE_TEXT)
+
+    def has_selection(self, digest: str) -> bool:
+        """Return whether the stored digest of the selected codes equals `digest` or is missing."""
+        path = self.folder / _SELECTION
+        return not path.exists() or path.read_bytes() == digest.encode()
+
+    def note_selection(self, digest: str) -> None:
+        """Store the digest of a job's first selection of codes. Ignore an empty digest."""
+        path = self.folder / _SELECTION
+        if digest and not path.exists():
+            self.create()
+            with replacing(path, durable=self._durable) as file:
+                file.write(digest.encode())
+
+    def close(self) -> None:
+        """Mark the job as closed, so that the site refuses all new rounds of the job."""
+        with replacing(self.folder / _CLOSED) as file:
+            file.write(_CLOSED_TEXT.encode())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the job has been closed."""
+        return (self.folder / _CLOSED).exists()
+
+
+class SiteStore(JobFolder):
+    """A job's folder, including the files made from the patients' data with this `fingerprint`.
+
+    The store refuses to read a file that was made from data with a different fingerprint.
+    """
+
+    def __init__(
+        self, root: str | Path, site: str, job: str, fingerprint: str, *, durable: bool = True
+    ) -> None:
+        super().__init__(root, site, job, durable=durable)
+        self._fingerprint = fingerprint
 
     def save(self, state: SiteState) -> None:
         """Write a round's factors, and keep the factors of earlier rounds."""
@@ -121,7 +153,7 @@ class SiteStore:
         return self.folder / f"{_STATE}{round_number:06d}.npz"
 
     def _write(self, path: Path, head: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
-        self.begin()
+        self.create()
         text = json.dumps({"fingerprint": self._fingerprint, "arrays": len(arrays), **head})
         with replacing(path, durable=self._durable) as file:
             np.savez(file, *arrays, head=np.array(text))
@@ -142,29 +174,6 @@ class SiteStore:
                 f"{path}: made from different data; if the data has changed, start a new job"
             )
         return values, arrays
-
-    def has_selection(self, digest: str) -> bool:
-        """Return whether the stored digest of the selected codes equals `digest` or is missing."""
-        path = self.folder / _SELECTION
-        return not path.exists() or path.read_bytes() == digest.encode()
-
-    def note_selection(self, digest: str) -> None:
-        """Store the digest of a job's first selection of codes. Ignore an empty digest."""
-        path = self.folder / _SELECTION
-        if digest and not path.exists():
-            self.begin()
-            with replacing(path, durable=self._durable) as file:
-                file.write(digest.encode())
-
-    def close(self) -> None:
-        """Mark the job as closed, so that the site refuses all new rounds of the job."""
-        with replacing(self.folder / _CLOSED) as file:
-            file.write(_CLOSED_TEXT.encode())
-
-    @property
-    def closed(self) -> bool:
-        """Whether the job has been closed."""
-        return (self.folder / _CLOSED).exists()
 
     def note(self, measures: RoundMeasures) -> None:
         """Append the measures to the site's own `history.jsonl`."""
@@ -192,7 +201,7 @@ def close_jobs(folder: Path) -> int:
     with locked(folder):
         jobs = [path.name for path in folder.iterdir() if path.is_dir()]
         for job in jobs:
-            SiteStore(folder.parent, folder.name, job).close()
+            JobFolder(folder.parent, folder.name, job).close()
     return len(jobs)
 
 

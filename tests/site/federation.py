@@ -18,6 +18,7 @@ from dpfact_flower.privacy.ledger import LedgerRow, keyed_hash
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site.disclosure import ReplyDelay
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
@@ -169,7 +170,7 @@ class World:
 
     def answer(self, request: RoundRequest, time_left: float = math.inf) -> Asked:
         self.source.read_by_now = False
-        self.client._time_left = time_left
+        self.client._first_delay = ReplyDelay(0, time_left=time_left)
         try:
             arrays, examples, config = self.client.fit(*request.to_wire())
             reply = f"{[a.dtype.str for a in arrays]} {examples} {config}"

@@ -273,7 +273,7 @@ def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_t
 
     monkeypatch.setattr(Ledger, "_transaction", pausing)
     settings = replace(settings, reply_after=0.0)
-    client = DPFactClient(cohort.sites[0], settings, came_in=clock.now, time_left=left)
+    client = DPFactClient(cohort.sites[0], settings, delay=ReplyDelay(0, clock.now, left))
     assert ask(client, requests()[1]) == said
     monkeypatch.undo()
     assert len(rows_of(tmp_path)) == (said == "answered")

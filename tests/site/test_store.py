@@ -86,7 +86,7 @@ def test_whether_there_was_ever_a_job_shows_in_the_folder(store, tmp_path):
     (private / "ledger.sqlite").write_bytes(b"")
     (private / ".lock").write_bytes(b"")
     assert not has_jobs(private)
-    store.begin()
+    store.create()
     assert has_jobs(private)
     store.save(make_state(1))
     (store.folder / name_of(1)).unlink()
@@ -123,7 +123,7 @@ def test_the_folder_says_that_it_is_not_private_and_keeps_what_a_person_wrote_th
 
 @pytest.mark.parametrize("place", ["", "north", "north/job-1"])
 def test_a_folder_that_others_may_write_to_is_refused(store, tmp_path, place):
-    store.begin()
+    store.create()
     (tmp_path / "state" / place).chmod(0o777)
     with pytest.raises(StateError, match="others may write to it"):
         make_store(tmp_path / "state")
@@ -171,7 +171,7 @@ def test_a_file_without_its_head_is_damaged(store):
 
 
 def test_measures_survive_the_last_line_of_a_round_wins_and_rounds_are_in_order(store):
-    store.begin()
+    store.create()
     noted = [make_measures(number, more / 3)
              for number, more in ((2, 0), (1, 0), (2, 5), (3, 0), (1, 7))]  # fmt: skip
     for measures in noted:
@@ -182,7 +182,7 @@ def test_measures_survive_the_last_line_of_a_round_wins_and_rounds_are_in_order(
 
 @pytest.mark.parametrize("line", ['{"round": 1, "sec', "", "987654", '{"round": 1}', "\x00\x01"])
 def test_a_damaged_line_is_named(store, line):
-    store.begin()
+    store.create()
     store.note(make_measures(1))
     with (store.folder / "history.jsonl").open("a") as file:
         file.write(line + "\n")
