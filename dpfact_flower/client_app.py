@@ -152,16 +152,16 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or reply with an error code if the round fails."""
-    return _answered(message, context, DPFactClient.fit)
+    return _reply(message, context, DPFactClient.fit)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Report whether this site would answer a round, without reading data or using budget."""
-    return _answered(message, context, DPFactClient.preflight)
+    return _reply(message, context, DPFactClient.preflight)
 
 
-def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
+def _reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
     came_in = time.monotonic()
     use_flower_handler()  # not on import, because other code imports `DPFactClient` from here
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
@@ -169,10 +169,10 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
         client = client_for(context, came_in=came_in, time_left=seconds)
     except RoundRefusedError as error:  # the reply is already due
         return _error(message, str(error))
-    return answered(message, client, ask)
+    return client_reply(message, client, ask)
 
 
-def answered(
+def client_reply(
     message: Message, client: DPFactClient, ask: Callable[..., Any] = DPFactClient.fit
 ) -> Message:
     """Return a client's reply to a request, or an error reply if the client raises an error."""

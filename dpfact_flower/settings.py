@@ -214,7 +214,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Check and return the settings for sites. In patient mode, they have the default `loss`."""
+        """Check and return the sites' settings, which in patient mode have the default `loss`."""
         self.check_solver(solver)
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver

@@ -11,7 +11,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.estimation import codes
 from dpfact_flower.evaluation.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound
@@ -116,7 +116,7 @@ def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path)
     """
     cohort = synthetic(preset("demo", seed=data_seed))
     cohort.save(tmp_path)
-    out = federate({"data": str(tmp_path), "out": str(tmp_path / "run"), "rank": 12,
+    out = federate_config({"data": str(tmp_path), "out": str(tmp_path / "run"), "rank": 12,
                     "relative-l21": 0.1, "epsilon": 4.0, "noise-seed": 5,
                     "mu-from-round": 21})  # fmt: skip
     factors, norms = read_model(out)[0], np.array(read_json(out / PHENOTYPES)["usage"]["norms"])
@@ -137,7 +137,7 @@ def test_long_lists_start_from_frequent_codes_whatever_runs_it(tmp_path, monkeyp
         preset("demo", patients=600, phenotypes=4, modes="procedures:20:3,diagnoses:30:3")
     )
     cohort.save(tmp_path / "data")
-    out = federate({"data": str(tmp_path / "data"), "out": str(tmp_path / "run"), "rank": 4,
+    out = federate_config({"data": str(tmp_path / "data"), "out": str(tmp_path / "run"), "rank": 4,
                     "rounds": 5, "privacy": "none", "aggregation": aggregation})  # fmt: skip
     factors = read_model(out)[0]
     assert [len(factor) for factor in factors] == [20, 30]
@@ -162,8 +162,8 @@ def test_any_number_of_feature_modes(modes):
 
 
 def test_paper_mode_prints_its_epsilon_with_its_claim(cohort_folder, tmp_path):
-    out = federate({"data": str(cohort_folder), "out": str(tmp_path / "a"), "rounds": 5, "rank": 4,
-                    "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,
+    out = federate_config({"data": str(cohort_folder), "out": str(tmp_path / "a"), "rounds": 5,
+                    "rank": 4, "privacy": "paper", "solver": "psgd", "clip": 1.0, "eta": 1e-3,
                     "epsilon": 1.2})  # fmt: skip
     summary = read_json(out / SUMMARY)
     assert summary["epsilon"] == pytest.approx(1.2)
@@ -173,7 +173,7 @@ def test_paper_mode_prints_its_epsilon_with_its_claim(cohort_folder, tmp_path):
 
 
 def test_a_run_folder_is_complete_and_holds_no_patient(cohort_folder, tmp_path):
-    out = federate({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
+    out = federate_config({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
                     "rounds": 2, "privacy": "none"})  # fmt: skip
     assert {path.name for path in out.iterdir()} == {
         "summary.json", "global_model.npz", "history.jsonl", "checkpoint.npz", "config.toml",

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
-from dpfact_flower.client_app import DPFactClient, RoundRefusedError, answered
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError, client_reply
 from dpfact_flower.collect import MOST_ASKED
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
@@ -298,7 +298,7 @@ def grid_of(clients) -> Lossy:
 
     def reply(message, context, ask):
         client = clients[int(context.node_config["partition-id"])]
-        return answered(message, client, ask)
+        return client_reply(message, client, ask)
 
     app.train()(lambda message, context: reply(message, context, DPFactClient.fit))
     app.query()(lambda message, context: reply(message, context, DPFactClient.preflight))

@@ -34,7 +34,7 @@ def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Pa
     return SiteData(name, tensor, tuple(vocabularies))
 
 
-def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
+def with_only(site: SiteData, patients: Sequence[Patient]) -> SiteData:
     """Return a copy of the site that contains only the given patients."""
     return site_of(site.name, site.vocabularies, patients)
 
@@ -42,7 +42,7 @@ def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
 def joined(site: SiteData, patients: Sequence[Patient], at: int = 0) -> SiteData:
     """Return a copy of the site with `patients` inserted at row `at`."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
-    return alone(site, [*own[:at], *patients, *own[at:]])
+    return with_only(site, [*own[:at], *patients, *own[at:]])
 
 
 def patient_of(site: SiteData, row: int) -> Patient:

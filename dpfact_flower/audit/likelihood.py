@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpfact_flower.audit.finding import Z_LIMIT, Finding
-from dpfact_flower.audit.hostile import Patient, alone, joined, random_patients, site_of
+from dpfact_flower.audit.hostile import Patient, joined, random_patients, site_of, with_only
 from dpfact_flower.audit.target import (
     SIGMA,
     AuditTarget,
@@ -156,7 +156,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     # The canaries have exactly the codes of the first phenotype in `_transcript`.
     group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
     transcript, joint = _transcript(tiny), joined(shell, group)
-    without, part = (SimulatedSite(transcript, site) for site in (shell, alone(shell, group)))
+    without, part = (SimulatedSite(transcript, site) for site in (shell, with_only(shell, group)))
     sums = {r: (without.play(r)[0], part.play(r)[0] / SIGMA) for r in tiny.plan.releases}
     return _Game(tiny, transcript, shell, joint, number, sums)
 

@@ -46,7 +46,7 @@ def audit_sensitivity(
             patient = canaries[turn % len(canaries)](site, transcript, rng)
             at = int(rng.integers(site.tensor.n_patients + 1))
             with_extra = _totals(target, transcript, hostile.joined(site, [patient], at))
-            part = _totals(target, transcript, hostile.alone(site, [patient]))
+            part = _totals(target, transcript, hostile.with_only(site, [patient]))
             for release in planned:
                 moved = with_extra[release] - without[release]
                 farthest[release] = max(farthest[release], _share(moved, release))
@@ -68,10 +68,10 @@ def audit_sensitivity(
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
     sizes = target.site.tensor.feature_shape
     if trial % 8 == 3:
-        return hostile.alone(target.site, [hostile.empty(sizes)])
+        return hostile.with_only(target.site, [hostile.empty(sizes)])
     if trial % 4 < 2:
         return subsample(target.site, _PATIENTS, rng)
-    return hostile.alone(target.site, hostile.random_patients(sizes, _PATIENTS, rng))
+    return hostile.with_only(target.site, hostile.random_patients(sizes, _PATIENTS, rng))
 
 
 def _totals(

@@ -24,8 +24,8 @@ from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
 
 Top = Annotated[str, Option(help="Keep the N most frequent codes per mode, e.g. 202x316; 0: all.")]
-Window = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
-Codes = Annotated[
+Days = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
+CodeLists = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FILE",
@@ -114,11 +114,11 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
         shown = Option(*flags, help=option.help, min=least, metavar=shape)
         yield name, Annotated[asked | None, shown], usual
     if reader.window != "encounter":
-        yield "window", Window, 30
+        yield "window", Days, 30
     sizes = "x".join(map(str, reader.modes.values()))
     yield "out", opt.Out, Parameter.empty
     yield "top", Top, "" if reader.options.keys() & reader.modes else sizes
-    yield "codes", Codes, None
+    yield "codes", CodeLists, None
     yield "rolled_up", Rolled, None
     yield "min_patients", Least, reader.min_patients
     yield "memory", Memory, "2GB"
@@ -170,7 +170,7 @@ def data_tns(
     name: Name,
     patients: Annotated[int, Option(help="Position of the patient mode (1, 2, ...).", min=1)] = 1,
     modes: Annotated[str, Option(help="The other modes' names, as in procedures,diagnoses.")] = "",
-    codes: Codes = None,
+    codes: CodeLists = None,
     parts: Annotated[int, Option(help="Number of sites, for a simulation.", min=1)] = 1,
     force: opt.Force = False,
 ) -> None:
@@ -200,7 +200,7 @@ def data_events(
         ),
     ],
     name: Name,
-    window: Window = 30,
+    window: Days = 30,
     labels: Annotated[
         Path | None, Option(help="Table with columns patient and died (in hospital: 1, else 0).")
     ] = None,
@@ -232,7 +232,7 @@ def data_events(
     ] = "",
     encoding: Annotated[str, Option(help=f"CSV encoding: {', '.join(ENCODINGS)}.")] = "utf-8",
     top: Top = "",
-    codes: Codes = None,
+    codes: CodeLists = None,
     rolled_up: Rolled = None,
     min_patients: Least = 1,
     memory: Memory = "2GB",

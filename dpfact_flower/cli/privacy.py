@@ -33,7 +33,7 @@ _EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
 _RANKS = (5, 10, 20, 50)
 _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
 
-Site = Annotated[str, Option(help="Name of the site, if the state-dir has several sites.")]
+SiteName = Annotated[str, Option(help="Name of the site, if the state-dir has several sites.")]
 Noted = Annotated[str, Option(help="A head (ROWS:HASH) from the site's log, to find deleted rows.")]
 
 
@@ -147,7 +147,7 @@ def _levers(outlook: Outlook) -> Table:
     table.add_column("good from", justify="right")
     table.add_column("chance in 100 that phenotypes\nare real, at half or double", justify="right")
     for lever in outlook.levers:
-        table.add_row(lever.name, lever.shown if lever.good else "-", f"{100 * lever.chance:.0f}")
+        table.add_row(lever.name, lever.text if lever.good else "-", f"{100 * lever.chance:.0f}")
     return table
 
 
@@ -189,7 +189,7 @@ def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
 @ledger_app.command()
 def show(
     folder: opt.Folder,
-    site: Site = "",
+    site: SiteName = "",
     delta: Annotated[float, Option(help="Delta for epsilon; use the site's budget-delta.")] = 1e-5,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -227,7 +227,7 @@ def show(
 
 
 @ledger_app.command()
-def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
+def verify(folder: opt.Folder, site: SiteName = "", noted: Noted = "") -> None:
     """Check that a ledger's file, hash chain and released bytes are intact.
 
     FOLDER is the site's folder or state-dir. The exit code is 1 if a check fails.
@@ -258,7 +258,7 @@ def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
 def backup(
     folder: opt.Folder,
     to: Annotated[Path, Option(help="A new folder for the copy.")],
-    site: Site = "",
+    site: SiteName = "",
 ) -> None:
     """Copy a ledger, check the copy, and print the copy's head (number of rows, newest hash).
 

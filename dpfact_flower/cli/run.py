@@ -52,11 +52,11 @@ def run(
     with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
-        from dpfact_flower.runtime.serve import federate
+        from dpfact_flower.runtime.serve import federate_config
 
         watch("starting", 1.0)
         with flower_quiet(not verbose):
-            folder = federate(config, watch=watch)
+            folder = federate_config(config, watch=watch)
     _finish(folder, as_json)
 
 

@@ -60,7 +60,7 @@ BODY_SYSTEMS = tuple(
 """Names of all body systems."""
 
 
-def parts(code: str) -> tuple[str, str]:
+def split_code(code: str) -> tuple[str, str]:
     """Return a code's prefix in lower case (or ""), and the bare code in capitals without dots."""
     match = _PARTS.fullmatch(code)
     assert match is not None  # the last group matches any text
@@ -69,7 +69,7 @@ def parts(code: str) -> tuple[str, str]:
 
 def version_of(codes: Iterable[str]) -> str:
     """Return the ICD version ("9" or "10") whose format fits more of the codes without a prefix."""
-    bare = {code for prefix, code in map(parts, codes) if not prefix}
+    bare = {code for prefix, code in map(split_code, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
 
@@ -121,7 +121,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
     Unless `exact` is true, a code without a name gets the name of the next broader code.
     """
-    bare, table = parts(code)[1], names_of(system)
+    bare, table = split_code(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
         if f"{first}-{last}" == bare:
             return name
@@ -144,7 +144,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     mode's name suggests procedures, no ICD code is treated as a diagnosis. If the name suggests
     drugs or laboratory tests, only codes with a prefix are assigned a system.
     """
-    prefixes = [parts(code)[0] for code in codes]
+    prefixes = [split_code(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
     for code, prefix in zip(codes, prefixes, strict=True):
         groups.setdefault(prefix, []).append(code)
@@ -162,7 +162,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     if any(by_path) and all("|" in code for code in codes):
         return by_path
     return [
-        _body_system(own[3:-2], parts(code)[1]) if own in ("icd9cm", "icd10cm") else ""
+        _body_system(own[3:-2], split_code(code)[1]) if own in ("icd9cm", "icd10cm") else ""
         for own, code in zip(systems(mode, codes), codes, strict=True)
     ]
 
@@ -212,7 +212,7 @@ def _is_cut(word: str, whole: str) -> bool:
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
     if prefix.startswith("ccs"):
         return prefix
-    bare, procedures = [parts(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
+    bare, procedures = [split_code(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
     possible: tuple[str, ...] = ()
     if prefix:
         both = (f"{prefix}pcs",) if procedures else (f"{prefix}cm", f"{prefix}pcs")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
-COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
+RESERVED_COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 """Names that labels cannot have, because the tables of patients have columns with these names."""
 
 

@@ -70,7 +70,7 @@ def _groups(
     members: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     for code, system in zip(described, code_names.systems(mode, list(described)), strict=True):
-        named, bare = code_names.parts(code)
+        named, bare = code_names.split_code(code)
         version = code_names.VERSIONS.get(named, "")
         prefix = f"icd{version}:" if version and how != "ccs" else ""
         own = system if _FIRST.fullmatch(str(how)) else ""
@@ -164,7 +164,7 @@ def _from_file(path: Path) -> Grouping:
             continue
         if not row.get("code") or not row.get("group") or not row["group"].isprintable():
             raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
-        prefix, code = code_names.parts(row["code"])
+        prefix, code = code_names.split_code(row["code"])
         version = row.get("version") or code_names.VERSIONS.get(prefix, "")
         if version not in ("", "9", "10"):
             raise DataError(f"{path}: row {number} has a version of ICD other than 9 or 10")

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
-from dpfact_flower.estimation.pair_fit import fit, unpack
+from dpfact_flower.estimation.pair_fit import fit_pairs, matrices_of
 from dpfact_flower.estimation.start import random_model
-from dpfact_flower.estimation.surrogates import code_counts, likely_pairs, surrogate_patients
+from dpfact_flower.estimation.surrogates import likely_pairs, mean_codes, surrogate_patients
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.cp import alike, chance_cosines, match_columns
@@ -47,7 +47,7 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
     """Return a typical patient's estimated number of codes per mode, or [] if it is unknown."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
-    counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes)
+    counts = mean_codes(matrices_of([_sum(releases)], sum(sizes))[:, 0], sizes)
     return counts if math.isfinite(math.prod(counts)) else []
 
 
@@ -57,13 +57,13 @@ def halves(
     """For `SPLITS` draws of noise z, yield P + z and P - z, where P is the sum of the releases.
 
     `noise` is the standard deviation of the noise in each value of P and in each entry of a half.
-    (Adding z multiplies the noise by sqrt(2), and `unpack` divides all values by sqrt(2).)
+    (Adding z multiplies the noise by sqrt(2), and `matrices_of` divides all values by sqrt(2).)
     """
     total = _sum(releases)
     for _ in range(SPLITS):
         fresh = noise * rng.standard_normal(total.shape)
         for half in (total + fresh, total - fresh):
-            yield unpack([half], codes)[:, 0]
+            yield matrices_of([half], codes)[:, 0]
 
 
 def half_patients(
@@ -76,7 +76,7 @@ def half_patients(
     sites = half[:, None, :]
     with one_blas_thread:  # no result depends on the number of threads
         begun = random_model(sites, 1, rank, rng)
-        found = fit(sites, begun, threshold=noise, iterations=_ITERATIONS)
+        found = fit_pairs(sites, begun, threshold=noise, iterations=_ITERATIONS)
         model = (found.F * found.d[0]).astype(np.float32) @ found.F.T.astype(np.float32)
         pairs = likely_pairs(half, model, noise)
     return surrogate_patients(pairs, counts, sizes, _SURROGATES, rng)

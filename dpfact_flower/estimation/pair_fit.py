@@ -36,7 +36,7 @@ class Model(NamedTuple):
     d: Floats
 
 
-def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
+def matrices_of(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
     """Unpack the sites' strict triangles into symmetric matrices (`Sites`) with zero diagonals."""
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
@@ -62,7 +62,7 @@ def explained(sites: Sites, model: Model) -> float:
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
-def fit(
+def fit_pairs(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.

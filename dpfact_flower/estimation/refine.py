@@ -47,7 +47,7 @@ class Quadratic(NamedTuple):
     shrink: Floats
 
 
-def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
+def m_and_g(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
     """Return M and G from a release, which contains M's rows and then G's upper triangle."""
     vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
@@ -97,7 +97,7 @@ def pooled(
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
-    products, grams = zip(*(unpack(release, size, rank) for release in releases), strict=True)
+    products, grams = zip(*(m_and_g(release, size, rank) for release in releases), strict=True)
     wide = [np.asarray(f, np.float64) for n, f in enumerate(factors) if n != mode]
     others = np.asarray(np.prod([_product(columns.T, columns) for columns in wide], axis=0))
 

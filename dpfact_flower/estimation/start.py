@@ -25,12 +25,12 @@ from dpfact_flower.estimation.pair_fit import (
     Model,
     Sites,
     explained,
-    fit,
+    fit_pairs,
     inner,
+    matrices_of,
     pairs_gram,
     solve_usages,
     times,
-    unpack,
 )
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import Factors, Floats
@@ -85,9 +85,9 @@ def start_factors(
     packed, roots = _pooled(releases)
     with one_blas_thread:  # sums must not depend on the machine
         best = _best_candidate(packed, codes, rank, sigma, rng)
-        sites = unpack(packed, codes)
+        sites = matrices_of(packed, codes)
         threshold = _THRESHOLD * noise
-        fitted = fit(sites, best, threshold=threshold, iterations=_LAST, settled=_SETTLED)
+        fitted = fit_pairs(sites, best, threshold=threshold, iterations=_LAST, settled=_SETTLED)
     parts = np.split(_restore_empty(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
     return Start(factors, fitted.d * roots[:, None], fitted.F)
@@ -102,7 +102,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
     F = np.concatenate(units) / math.sqrt(len(units))
     with one_blas_thread:
-        site = unpack([release], len(F))
+        site = matrices_of([release], len(F))
         usage, system = np.zeros((1, F.shape[1])), pairs_gram(F)
         solve_usages(usage, inner(times(site, F), F), system, _USAGE_SWEEPS)
     return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), TINY))
@@ -126,17 +126,17 @@ def _best_candidate(
     """Fit candidates to P + z / 2, for fresh noise z. Return the one that best explains P - 2 z."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
-        seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
+        seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
 
     def judged(begin: Callable[[], Model | None]) -> tuple[Model, float] | None:
         begun = begin()
         if begun is None:
             return None
-        model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
+        model = fit_pairs(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
         again = _with_fresh(packed, sigma, deepcopy(before))
         return _restore_empty(model, begun), sum(
-            explained(unpack([own - z / _SPLIT], codes), Model(model.F, d[None]))
+            explained(matrices_of([own - z / _SPLIT], codes), Model(model.F, d[None]))
             for (own, z), d in zip(again, model.d, strict=True)
         )
 
@@ -171,7 +171,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
     """Draw random factors on the data's scale, and fit them to the sum of the sites' matrices."""
     size = math.sqrt(max(float(total.mean()), 1e-9) / rank)
     F = 2 * size * rng.random((len(total), rank))
-    F, d = fit(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
+    F, d = fit_pairs(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
     return Model(F, np.repeat(d / sites, sites, axis=0))
 
 
@@ -208,7 +208,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
         before = model.F.shape[1]
         new = greedy_init(sites, model, threshold, min(_STEP, rank - before), rng)
         model = Model(np.hstack([model.F, new.F]), np.hstack([model.d, new.d]))
-        F, d = fit(sites, model, threshold=threshold, iterations=_SWEEPS)
+        F, d = fit_pairs(sites, model, threshold=threshold, iterations=_SWEEPS)
         alive = (F.sum(axis=0) > 0) & (d.sum(axis=0) > 0)
         model = Model(np.ascontiguousarray(F[:, alive]), np.ascontiguousarray(d[:, alive]))
         if model.F.shape[1] == rank:

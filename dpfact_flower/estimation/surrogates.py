@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.pair_fit import TINY, unpack
+from dpfact_flower.estimation.pair_fit import TINY, matrices_of
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
@@ -24,7 +24,7 @@ from dpfact_flower.tensor.triangle import CROSS
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
 """Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
-`_DOUBTED` cells after `code_counts` has shifted masses by `_DEVIATIONS` standard deviations."""
+`_DOUBTED` cells after `mean_codes` has shifted masses by `_DEVIATIONS` standard deviations."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""
@@ -49,10 +49,10 @@ def surrogates_of(
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return None
-    total = unpack([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
+    total = matrices_of([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)
-    counts = code_counts(total, sizes)
-    most = code_counts(total, sizes, raised=_DEVIATIONS * noise)
+    counts = mean_codes(total, sizes)
+    most = mean_codes(total, sizes, raised=_DEVIATIONS * noise)
     limits = (math.inf, math.inf) if any_cells else (_FEW_CELLS, _DOUBTED)
     if not (math.prod(counts) <= limits[0] and math.prod(most) <= limits[1]):
         return None  # also if masses overflow or counts are NaN
@@ -98,7 +98,7 @@ def surrogate_patients(
     return SparseTensor.from_coo(index, np.ones(len(index)), (number, *sizes))
 
 
-def code_counts(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
+def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
     """Estimate a patient's mean number of codes in each mode from the co-occurrences `total`.
 
     `total` has a block for each mode and for each pair of modes. A block's *mass* is the sum over

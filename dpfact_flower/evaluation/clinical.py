@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import false_discovery_control, hypergeom
 from sklearn.metrics import roc_auc_score
 
-from dpfact_flower.data.code_names import body_systems, name_of, parts, systems
+from dpfact_flower.data.code_names import body_systems, name_of, split_code, systems
 from dpfact_flower.data.roll_up import ccs
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import MissingDependencyError
@@ -132,7 +132,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
     of_codes = systems(vocabulary.name, vocabulary.codes)
     for system, code in zip(of_codes, vocabulary.codes, strict=True):
         is_diagnosis = system in ("icd9cm", "icd10cm")
-        found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
+        found = grouping(system[3:-2], split_code(code)[1]) if is_diagnosis else []
         yield found[0][0] if found else ""
 
 

@@ -101,7 +101,7 @@ def federate(
         if sites is None:
             places = {"out": out, "state-dir": state_dir}
             given |= {key: str(place) for key, place in places.items() if place is not None}
-            return Run.read(runtime.federate(given))
+            return Run.read(runtime.federate_config(given))
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
         if vocabularies and joint_digest(vocabularies) != joint_digest(cohort.vocabularies):
             raise SettingsError("vocabularies: differ from the sites' own; read their data again")
@@ -156,7 +156,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
     )
 
 
-NAME = "sites"  # name of a cohort made from separate sites
+COHORT_NAME = "sites"  # name of a cohort made from separate sites
 ONE_MODE = "codes"  # the single feature mode of a matrix
 
 
@@ -193,11 +193,11 @@ def as_cohort(
             "vocabularies": vocabularies, "window_days": window_days, "keep_empty": keep_empty,
         }  # fmt: skip
         if len(named) > 1:
-            return frames.read_sites(named, NAME, **options)
+            return frames.read_sites(named, COHORT_NAME, **options)
         ((name, frame),) = named.items()
         return frames.read_events(frame, name, **options)
     sites = [_site(name, site, vocabularies) for name, site in named.items()]
-    return Cohort(NAME, tuple(sites))
+    return Cohort(COHORT_NAME, tuple(sites))
 
 
 def is_site(given: Any) -> bool:

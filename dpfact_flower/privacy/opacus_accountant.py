@@ -37,14 +37,14 @@ MECHANISM = "zcdp"
 # Tolerance for rounding errors: a rate of 1 may be computed as 1/batches * accumulated steps.
 _ROUNDING = 1e-9
 
-Step = tuple[float, float, int]
+_Step = tuple[float, float, int]
 
 
 class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
     """A zCDP accountant. Neighbouring data sets differ by one added or removed sample."""
 
     def __init__(self) -> None:
-        self.history: list[Step] = []  # in Opacus' format, because Opacus' calibration sets it
+        self.history: list[_Step] = []  # in Opacus' format, because Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Record a step. A rate of 1 means a full batch. A lower rate means Poisson sampling."""
@@ -86,7 +86,7 @@ def register() -> None:
     register_accountant(MECHANISM, ZCDPAccountant, force=True)
 
 
-def _checked_step(step: Step) -> Step:
+def _checked_step(step: _Step) -> _Step:
     multiplier, rate, steps = step
     if multiplier != 0:
         multiplier = positive("noise_multiplier", multiplier)

@@ -50,12 +50,12 @@ def perturb(
     settings. `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
-    events = planned_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)
+    events = paper_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)
     noisy = tuple(fixed(f + noise.gaussian(f.shape, events[0].sigma)) for f in factors)
     return Release(noisy, events)
 
 
-def planned_events(
+def paper_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
     """Return the release events that `perturb` will record for factors of these sizes."""

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from dpfact_flower.client_app import DPFactClient, answered, simulated_settings
+from dpfact_flower.client_app import DPFactClient, client_reply, simulated_settings
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, MissingDependencyError, QuorumError, SettingsError
@@ -91,7 +91,7 @@ def serve(
     return app.run_folder
 
 
-def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
+def federate_config(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
     """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder."""
     checked = RunConfig.read(config)
     if not prepare_data(checked.app):
@@ -108,7 +108,7 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run DPFact as `federate` does, but with sites in memory.
+    """Run DPFact as `federate_config` does, but with sites in memory.
 
     If `own` is given, every site enforces these settings, such as the budget, and keeps a durable
     ledger. Otherwise, the sites are simulated and accept every run.
@@ -240,7 +240,7 @@ def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation:
     def answering(ask: Callable[..., Any]) -> Callable[[Message, Context], Message]:
         def reply(message: Message, context: Context) -> Message:
             client = clients[int(context.node_config["partition-id"])]
-            return answered(message, client, ask)
+            return client_reply(message, client, ask)
 
         return reply
 

@@ -135,7 +135,7 @@ class Answering:
             process.kill()
 
 
-def answered(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
+def app_reply(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
     """Return the reply. If the app fails, wait until a reply is due, and return an error code."""
     settings = SiteSettings.from_config(context.node_config)
     try:
@@ -166,7 +166,7 @@ def main() -> None:
         hold_beside(held)  # the executor has two copies of the message
         out.write(f"{came_in}\n".encode())
         out.flush()
-        reply = message_to_bytes(answered(message, context, came_in, app))
+        reply = message_to_bytes(app_reply(message, context, came_in, app))
         out.write(f"{len(reply)}\n".encode())
         out.write(reply)
 

@@ -8,7 +8,7 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import kept_codes, paired_codes
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.paper import paper_rho, planned_events
+from dpfact_flower.privacy.paper import paper_events, paper_rho
 from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -81,7 +81,7 @@ class ElasticRule(ServerRule):
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self.factors, start=1)}
         rho, seeded = paper_rho(self.privacy, self.rounds, len(sizes)), self.privacy.noise_seed >= 0
-        return planned_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
+        return paper_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
 
     def check_sites(self, sites: int) -> None:
         """Raise a `SettingsError` if the elastic step is unstable for this number of sites."""

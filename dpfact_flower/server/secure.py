@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import MessageError
 from dpfact_flower.privacy.patient.releases import PlannedRelease, rounded
 from dpfact_flower.privacy.secure_sum import keys
-from dpfact_flower.privacy.secure_sum import server as rules
+from dpfact_flower.privacy.secure_sum import server as sums
 from dpfact_flower.privacy.secure_sum.site import Masked, Opening
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
@@ -80,7 +80,7 @@ class SecureSum:
     @property
     def closed(self) -> list[str]:
         """Names of the sites whose masks the server cannot remove yet."""
-        return rules.unopened(self._terms, self._question, self._openings)
+        return sums.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
         """Begin the first attempt with all sites, or a later one with the sites that answered."""
@@ -114,7 +114,7 @@ class SecureSum:
         return {
             site: SecureStage(
                 "open", self._question.attempt, self._members, tuple(self.names),
-                rules.sealed_for(site, self._masked),
+                sums.sealed_for(site, self._masked),
             )
             for site in self.names if site not in self._openings
         }  # fmt: skip
@@ -126,7 +126,7 @@ class SecureSum:
 
     def slots(self) -> list[SiteReply]:
         """Return the total of each group of sites as a `SiteReply`."""
-        total = rules.summed(self._terms, self._question, self._masked, self._openings)
+        total = sums.unmasked(self._terms, self._question, self._masked, self._openings)
         return slot_totals(total, self._planned)
 
 

@@ -15,7 +15,7 @@ from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, 
 from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked, reserved
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import ReleaseEvent, account
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_data_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
@@ -145,7 +145,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
         check_rounds(admission, hospital.settings)
         check_memory(admission.work)
         check_attempts(hospital.folder)
-    read_key(hospital.folder)
+    read_data_key(hospital.folder)
     if admission.job_folder.closed:
         raise StateError(_OTHER_DATA.format(job=admission.request.job))
     check_selection(admission.request, admission.job_folder)

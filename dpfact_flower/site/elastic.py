@@ -13,7 +13,7 @@ from dpfact_flower.errors import DataError, MessageError, shown
 from dpfact_flower.estimation.codes import paired_codes
 from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_unprotected
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.paper import paper_rho, perturb, planned_events
+from dpfact_flower.privacy.paper import paper_events, paper_rho, perturb
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
 from dpfact_flower.site.round import (
     JobState,
@@ -67,7 +67,7 @@ class ElasticRound(RoundWork):
             return ()
         sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
         rho = self.charged_rounds * paper_rho(request.privacy, request.rounds, len(modes))
-        return planned_events(
+        return paper_events(
             request.solver, rho, sizes, round_number=request.round, seeded=self._noise.seeded
         )
 

@@ -25,7 +25,7 @@ from dpfact_flower.privacy import Noise, Release, release_masked
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.secure_sum import keys
-from dpfact_flower.privacy.secure_sum import site as rules
+from dpfact_flower.privacy.secure_sum import site as sums
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.round import stream
@@ -47,10 +47,10 @@ class SecureRound:
 
     keyring: "Keyring"
     files: "_Files"
-    job: rules.JobSecrets
+    job: sums.JobSecrets
     stage: SecureStage
     question: keys.Question | None
-    state: rules.RoundState | None
+    state: sums.RoundState | None
     noise: Noise
 
     @property
@@ -68,20 +68,20 @@ class SecureRound:
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
         """Store the round's new state on disk, and then return the masked vector."""
         assert self.question is not None
-        state = rules.answer(
+        state = sums.answer(
             self.job, self.state, self.question, self.keyring.peers, draw,
             self.noise.random_bytes,
         )  # fmt: skip
         if state is not self.state:
             self.files.keep(self.job, state)
-        answer = rules.masked(self.job, state)
+        answer = sums.masked(self.job, state)
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
         """Store and return the secrets that the server needs to unmask the sum."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
-        state = rules.opened(self.job, self.state, context, self.stage.sealed)
+        state = sums.opened(self.job, self.state, context, self.stage.sealed)
         if state is not self.state:
             self.files.keep(self.job, state)
         assert state.opening is not None
@@ -115,14 +115,14 @@ def secure_round(
     if job is None:
         if state is not None:
             raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
-        job = rules.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
+        job = sums.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
     if stage.stage == "keys":
         return SecureRound(keyring, files, job, stage, None, state, noise)
     members = tuple(keys.Member(*each) for each in stage.members if each.site in stage.asked)
     question = planned.question(request.digest, request.privacy.patients, stage.attempt, members)
     if stage.stage == "open" and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
-    rules.check_question(job, state, question, keyring.peers)
+    sums.check_question(job, state, question, keyring.peers)
     return SecureRound(keyring, files, job, stage, question, state, noise)
 
 
@@ -166,23 +166,23 @@ class _Files:
     def _pending(self) -> Path:
         return self.folder.parent / _PENDING
 
-    def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
+    def job(self, terms: keys.Terms) -> sums.JobSecrets | None:
         """Return the key that was made for `terms`, or None if the site has no such key."""
         candidates = [self._kept(self.folder / _JOB)]
         with suppress(StateError):  # a damaged pending key must not stop all jobs
             candidates.append(self._kept(self._pending))
         return next((job for job in candidates if job and job.terms == terms), None)
 
-    def _kept(self, path: Path) -> rules.JobSecrets | None:
+    def _kept(self, path: Path) -> sums.JobSecrets | None:
         check_own(path)
         if not path.exists():
             return None
         try:
-            return rules.from_json(rules.JobSecrets, path.read_bytes())
+            return sums.from_json(sums.JobSecrets, path.read_bytes())
         except (OSError, ValueError):
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
-    def round(self) -> rules.RoundState | None:
+    def round(self) -> sums.RoundState | None:
         """Return the state after the site's last answer, or None if no answer is stored."""
         path = self.folder / _ROUND
         check_own(path)
@@ -190,28 +190,28 @@ class _Files:
             return None
         try:
             arrays = load_npz(path, ["head", "noisy"])
-            state = rules.from_json(rules.RoundState, str(arrays["head"]))
+            state = sums.from_json(sums.RoundState, str(arrays["head"]))
         except ValueError:  # DataError is a ValueError
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
         return replace(state, noisy=arrays["noisy"])
 
-    def keep_pending(self, job: rules.JobSecrets) -> None:
+    def keep_pending(self, job: sums.JobSecrets) -> None:
         """Store the key of a job in which the site has not answered a question yet."""
         if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)
 
-    def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
+    def keep(self, job: sums.JobSecrets, state: sums.RoundState) -> None:
         """Store a round's state, and move the job's key to the job's folder."""
         if self._kept(self.folder / _JOB) != job:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
-            np.savez(file, noisy=state.noisy, head=np.array(rules.to_json(state).decode()))
+            np.savez(file, noisy=state.noisy, head=np.array(sums.to_json(state).decode()))
 
-    def _write(self, path: Path, job: rules.JobSecrets) -> None:
+    def _write(self, path: Path, job: sums.JobSecrets) -> None:
         with replacing(path, durable=self.durable) as file:
-            file.write(rules.to_json(job))
+            file.write(sums.to_json(job))
 
 
 @dataclass(frozen=True)

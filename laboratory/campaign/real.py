@@ -19,7 +19,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import CHECKPOINT, HISTORY, Checkpoint, read_history
 from dpfact_flower.server.status import run_status
@@ -263,7 +263,7 @@ class RealRun:
         expected = self.folder / "expected"
         if not expected.exists():
             own = {**SETTINGS["none"], "seed": SEED, "data": str(self.made.folder / "cohort")}
-            federate({**own, "out": str(expected)})
+            federate_config({**own, "out": str(expected)})
         pairs = zip(read_model(self.out)[0], read_model(expected)[0], strict=True)
         if any(got.tobytes() != want.tobytes() for got, want in pairs):
             yield "another model than without faults"

@@ -14,12 +14,12 @@ from dpfact_flower.audit.hostile import (
     CANARIES,
     FACTORS,
     STARTS,
-    alone,
     empty,
     hostile_transcript,
     joined,
     patient_of,
     random_patients,
+    with_only,
 )
 from dpfact_flower.audit.likelihood import estimate
 from dpfact_flower.audit.noise import _correlation, _lagged
@@ -93,9 +93,9 @@ def test_sites_are_joined_patient_by_patient(target, rng):
     both = joined(target.site, extra, at=5).tensor.to_dense()
     mine = tensor.to_dense()
     np.testing.assert_array_equal(np.delete(both, [5, 6], axis=0), mine)
-    np.testing.assert_array_equal(both[5:7], alone(target.site, extra).tensor.to_dense())
-    assert alone(target.site, [empty(target.site.tensor.feature_shape)]).tensor.nnz == 0
-    again = alone(target.site, [patient_of(target.site, 3)]).tensor.to_dense()
+    np.testing.assert_array_equal(both[5:7], with_only(target.site, extra).tensor.to_dense())
+    assert with_only(target.site, [empty(target.site.tensor.feature_shape)]).tensor.nnz == 0
+    again = with_only(target.site, [patient_of(target.site, 3)]).tensor.to_dense()
     np.testing.assert_array_equal(again, mine[3:4])
 
 

@@ -99,7 +99,7 @@ def test_ctrl_c_ends_a_run_with_a_line_that_says_what_was_kept(tmp_path, monkeyp
         (tmp_path / file).touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpfact_flower.runtime.serve.federate", stop)
+    monkeypatch.setattr("dpfact_flower.runtime.serve.federate_config", stop)
     assert re.fullmatch(rf"stopped: .*{says}.*\n", dpfact("run", "--out", tmp_path, code=130))
 
 

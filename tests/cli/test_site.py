@@ -6,7 +6,7 @@ import pytest
 
 from dpfact_flower.errors import DataError, SettingsError, StateError
 from dpfact_flower.privacy.secure_sum.keys import fingerprint, read_public_key
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.secure import keyring_of, read_peers
 from tests.commands import dpfact
@@ -17,7 +17,7 @@ RUN = {"privacy": "patient", "epsilon": 4.0, "rank": 3, "refine-rounds": 1, "noi
 @pytest.fixture
 def state(cohort_folder, tmp_path):
     """The state of three sites after a run, without their own models."""
-    federate({**RUN, "data": str(cohort_folder), "out": str(tmp_path / "run")})
+    federate_config({**RUN, "data": str(cohort_folder), "out": str(tmp_path / "run")})
     for path in (tmp_path / "run.sites").rglob("state-*.npz"):
         path.unlink()
     return tmp_path / "run.sites"

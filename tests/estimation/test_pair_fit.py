@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.estimation import pair_fit
-from dpfact_flower.estimation.pair_fit import Model, explained, fit
+from dpfact_flower.estimation.pair_fit import Model, explained, fit_pairs
 
 
 def tiny(seed=0, codes=7, sites=2, rank=3, signal=0.0):
@@ -70,7 +70,7 @@ def test_iterations_are_those_of_plain_coordinate_descent(codes, threshold):
     for _ in range(4):
         expected = plain_iteration(matrices, expected, threshold)
     assert 0 < (expected.F == 0).mean() < 0.9
-    found = fit(laid_out(matrices), model, threshold=threshold, iterations=4)
+    found = fit_pairs(laid_out(matrices), model, threshold=threshold, iterations=4)
     np.testing.assert_allclose(found.F, expected.F, atol=1e-9)
     np.testing.assert_allclose(found.d, expected.d, atol=1e-9)
 
@@ -83,7 +83,7 @@ def test_what_is_explained_against_sums_over_entries():
 
 def test_the_fit_ends_where_no_entry_can_be_improved():
     matrices, model = tiny()
-    model = fit(laid_out(matrices), model, threshold=0.0, iterations=3000)
+    model = fit_pairs(laid_out(matrices), model, threshold=0.0, iterations=3000)
     best = squared_error(matrices, model)
     for number, part in enumerate(model):
         for place in np.ndindex(part.shape):
@@ -96,9 +96,9 @@ def test_the_fit_ends_where_no_entry_can_be_improved():
 def test_a_fit_that_no_longer_moves_ends_early():
     matrices, model = tiny()
     sites = laid_out(matrices)
-    far = fit(sites, model, threshold=0.0, iterations=3000)
-    early = fit(sites, model, threshold=0.0, iterations=3000, settled=1e-6)
-    once = fit(sites, early, threshold=0.0, iterations=1)
+    far = fit_pairs(sites, model, threshold=0.0, iterations=3000)
+    early = fit_pairs(sites, model, threshold=0.0, iterations=3000, settled=1e-6)
+    once = fit_pairs(sites, early, threshold=0.0, iterations=1)
     assert not np.array_equal(early.F, far.F)
     gained = explained(sites, once) - explained(sites, early)
     assert 0 <= gained < 1e-6 * explained(sites, early)
@@ -120,6 +120,6 @@ def test_usages_are_non_negative_least_squares():
 
 
 def test_unpack_is_symmetric_without_a_diagonal():
-    sites = pair_fit.unpack([np.array([1.0, 2.0, 3.0]) * math.sqrt(2), np.zeros(3)], 3)
+    sites = pair_fit.matrices_of([np.array([1.0, 2.0, 3.0]) * math.sqrt(2), np.zeros(3)], 3)
     np.testing.assert_allclose(sites[:, 0], [[0, 1, 2], [1, 0, 3], [2, 3, 0]], rtol=1e-6)
     assert not sites[:, 1].any()

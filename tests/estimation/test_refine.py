@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpfact_flower.estimation import refine
-from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor, unpack
+from dpfact_flower.estimation.refine import RunningAverage, first_columns, m_and_g, refine_factor
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.triangle import whole_size
@@ -142,7 +142,7 @@ def test_the_sites_own_statistic_is_in_this_order():
     dense[0, 2, 1] = 3
     tensor = SparseTensor.from_coo(np.argwhere(dense), dense[dense > 0], dense.shape)
     made = refinement(tensor, factors, 1, ridge=np.zeros(3), bound=1.0, sigma=1e-3)
-    m, g = unpack(made.total * made.grid, 4, 3)
+    m, g = m_and_g(made.total * made.grid, 4, 3)
     a = np.sqrt(np.diag(g))
     np.testing.assert_allclose(g, np.outer(a, a), atol=1e-6)
     slice_ = dense[0] / np.linalg.norm(dense)

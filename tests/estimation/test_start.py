@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.estimation import start as module
-from dpfact_flower.estimation.pair_fit import Model, explained, fit, unpack
+from dpfact_flower.estimation.pair_fit import Model, explained, fit_pairs, matrices_of
 from dpfact_flower.estimation.start import greedy_init, grown, start_factors, usage_of
 from dpfact_flower.tensor.cp import factor_match_score
 from tests.bits import assert_bits
@@ -90,9 +90,9 @@ def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
     F = np.concatenate(parts) / math.sqrt(2)
     rng, sigma = np.random.default_rng(4), 4.0
     noisy = np.array([p + rng.normal(0, sigma, p.shape) for p in packed], np.float32)
-    sites = unpack(noisy, len(F))
+    sites = matrices_of(noisy, len(F))
     begun = Model(rng.random((len(F), 25)), np.ones((len(noisy), 25)))
-    loaded = fit(sites, begun, threshold=0.0, iterations=60)
+    loaded = fit_pairs(sites, begun, threshold=0.0, iterations=60)
     assert explained(sites, loaded) > explained(sites, Model(F, usage))
     known = [lambda _: loaded, lambda _: None, lambda _: Model(F, usage)]
     monkeypatch.setattr(module, "_candidates", lambda *_: known)
@@ -189,7 +189,7 @@ def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
     faint, sigma = np.random.default_rng(0).random((sum(SIZES), 1)), 4.0
     F = np.column_stack([np.concatenate(parts) / math.sqrt(2), faint])
     begun = Model(F, np.column_stack([usage, np.full(len(usage), 1e-3)]))
-    fitted = fit(unpack(packed, len(F)), begun, threshold=sigma / math.sqrt(2), iterations=10)
+    fitted = fit_pairs(matrices_of(packed, len(F)), begun, threshold=sigma / 2**0.5, iterations=10)
     assert list(fitted.F.any(axis=0)) == [True] * RANK + [False]
     monkeypatch.setattr(module, "_best_candidate", lambda *_: begun)
     start = start_factors(packed, SIZES, RANK + 1, sigma, np.random.default_rng(1))
@@ -244,7 +244,7 @@ def test_all_planted_factors_are_found():
     d = 100 * rng.gamma(2.0, 0.5, (3, 4))
     d[1:, 0] = 0  # a phenotype of only the first site
     sites = sites_of(F, d)
-    found = fit(sites, grown(sites, 4, 0.0, rng), threshold=0.0, iterations=40)
+    found = fit_pairs(sites, grown(sites, 4, 0.0, rng), threshold=0.0, iterations=40)
     assert factor_match_score([found.F], [F]) > 0.95
 
 

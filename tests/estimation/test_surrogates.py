@@ -10,9 +10,9 @@ import pytest
 
 from dpfact_flower.estimation import start as start_module
 from dpfact_flower.estimation import surrogates
-from dpfact_flower.estimation.pair_fit import unpack
+from dpfact_flower.estimation.pair_fit import matrices_of
 from dpfact_flower.estimation.start import start_factors
-from dpfact_flower.estimation.surrogates import code_counts, surrogate_patients, surrogates_of
+from dpfact_flower.estimation.surrogates import mean_codes, surrogate_patients, surrogates_of
 from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.statistics import cooccurrence
@@ -41,23 +41,23 @@ def released(tensor):
 @pytest.mark.parametrize("codes", [(1, 1), (1, 2), (2, 3), (3, 3), (1, 2, 1), (2, 2, 3)])
 def test_counts_are_those_of_patients_who_are_all_alike(codes):
     sizes = (7, 9, 8)[: len(codes)]
-    total = unpack([released(patients(codes, sizes))], sum(sizes))[:, 0]
+    total = matrices_of([released(patients(codes, sizes))], sum(sizes))[:, 0]
     # Truncation reduces each pair of a patient by less than a grid unit.
-    np.testing.assert_allclose(code_counts(total, sizes), codes, rtol=1e-2)
+    np.testing.assert_allclose(mean_codes(total, sizes), codes, rtol=1e-2)
 
 
 def test_counts_are_raised_by_so_much_noise_on_each_mass():
     noise = 0.5
-    total = unpack([released(patients((2, 3), SIZES))], 16)[:, 0].astype(np.float64)
+    total = matrices_of([released(patients((2, 3), SIZES))], 16)[:, 0].astype(np.float64)
     off = total.copy()
     for block, count in (((0, 7), 21), ((7, 16), 36)):  # spread evenly over a mode's pairs
         own = slice(*block)
         off[own, own] += noise / math.sqrt(count) * (1 - np.eye(block[1] - block[0]))
     off[:7, 7:] -= noise / math.sqrt(63)
     off[7:, :7] = off[:7, 7:].T
-    raised = code_counts(total, SIZES, raised=noise)
-    np.testing.assert_allclose(raised, code_counts(off, SIZES), rtol=1e-9)
-    assert min(np.subtract(raised, code_counts(total, SIZES))) > 1e-3
+    raised = mean_codes(total, SIZES, raised=noise)
+    np.testing.assert_allclose(raised, mean_codes(off, SIZES), rtol=1e-9)
+    assert min(np.subtract(raised, mean_codes(total, SIZES))) > 1e-3
 
 
 def symmetric(sizes, rng):

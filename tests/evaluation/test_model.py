@@ -26,7 +26,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.tables import Pair, Replication
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from dpfact_flower.tensor import SparseTensor
 from tests.commands import dpfact
 from tests.evaluation.folders import lines_of, refusal
@@ -42,7 +42,7 @@ def run(cohort, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     cohort.save(folder / "cohort")
     places = {"data": str(folder / "cohort"), "out": str(folder / "run")}
-    return federate({"privacy": "none", "rank": RANK, "rounds": 2, **places})
+    return federate_config({"privacy": "none", "rank": RANK, "rounds": 2, **places})
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import read_history
@@ -29,7 +29,7 @@ CPUS = "client-resources-num-cpus=1"
 def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
     out = tmp_path / "ray"
     config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
-    one = federate({**config, "out": str(tmp_path / "inprocess")})
+    one = federate_config({**config, "out": str(tmp_path / "inprocess")})
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
         superlink.run(APP, config, federation_config=f"num-supernodes=3 {CPUS}")
         arriving = {**config, "aggregation": "async", "out": str(tmp_path / "arriving")}
@@ -65,7 +65,7 @@ def assert_paid(out: Path) -> None:
 def test_paper_mode_on_arrival_pays_as_planned_and_a_seed_repeats_it(cohort_folder, tmp_path):
     """The bits differ from a synchronous run, because the order of updates matters."""
     config = {**PAPER, "aggregation": "async", "job": "j", "data": str(cohort_folder)}
-    outs = [federate({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]
+    outs = [federate_config({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]
     assert_same(outs[1], read_model(outs[0])[0])
     for out in outs:
         assert_arrived(out, rounds=PAPER["rounds"])
@@ -84,12 +84,12 @@ def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewh
     """In patient mode with seeded noise, one process gives the same bits."""
     monkeypatch.chdir(tmp_path)
     config = {**PATIENT, "noise-seed": 7}
-    one = federate({**config, "data": str(cohort_folder), "out": "inprocess"})
+    one = federate_config({**config, "data": str(cohort_folder), "out": "inprocess"})
     settings = [f"--set={key}={value}" for key, value in config.items()]
     dpfact("simulate", "--app", APP, "--data", cohort_folder.name, "--out", "runs/one", *settings)
     assert_same(Path("runs/one"), read_model(one)[0])
     assert "seeded: not private" in read_json(Path("runs/one/summary.json"))["claim"]
-    again = federate({**read_config(Path("runs/one"))["run-config"], "out": "runs/again"})
+    again = federate_config({**read_config(Path("runs/one"))["run-config"], "out": "runs/again"})
     assert_same(again, read_model(one)[0])
     assert {path.name for path in Path("runs").iterdir()} == {
         "one", "one.sites", "again", "again.sites",

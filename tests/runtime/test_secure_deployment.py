@@ -28,7 +28,7 @@ from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from dpfact_flower.runtime.superlink import (
     COMPLETED,
     RunFailedError,
@@ -105,7 +105,7 @@ def federation(cohort, folder, all_surrogates) -> Iterator[Federation]:
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
     # This compiles machine code, of which each hospital gets a copy.
-    federate({**NOISY, "data": str(folder / "cohort"), "out": str(folder / "compiled")})
+    federate_config({**NOISY, "data": str(folder / "cohort"), "out": str(folder / "compiled")})
     with ExitStack() as stack:
         asked_elsewhere = stack.enter_context(apart())
         users = page_users()
@@ -334,7 +334,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     """The deployment follows the whole page. Without noise, the models are bit-identical."""
     folder, superlink = federation.folder, federation.superlink
     alone = {**CONFIG, "data": str(federation.cohort_folder), "out": str(folder / "none")}
-    expected = read_model(federate(alone))[0]
+    expected = read_model(federate_config(alone))[0]
     config = {**CONFIG, **server_config(cohort, folder), "out": str(folder / "plain")}
     link, out = superlink, folder / "plain"
     await_online(federation)

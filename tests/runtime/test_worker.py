@@ -17,7 +17,7 @@ from dpfact_flower.runtime import supernode, worker
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.runtime.worker import (
     Answering,
-    answered,
+    app_reply,
     message_to_bytes,
     question_from_bytes,
     question_to_bytes,
@@ -249,7 +249,7 @@ def reason(settings, kind: str = "train", answering_app=app) -> str:
     """Return the reason for refusing a message with settings from a SuperLink."""
     message = Message(RecordDict({"x": ConfigRecord({"x": CANARY})}), 7, kind)
     context = Context(1, 7, settings, RecordDict(), {})
-    reply = answered(message, context, 0.0, answering_app)
+    reply = app_reply(message, context, 0.0, answering_app)
     assert reply.has_error()
     return reply.error.reason
 

@@ -15,7 +15,7 @@ from dpfact_flower import (
 )
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import QuorumError, SettingsError
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.serve import federate_config
 from tests.commands import dpfact
 
 
@@ -56,7 +56,7 @@ def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_ta
     dpfact("export", run, "--phenotypes", tmp_path / "p.csv", "--patients", tmp_path / "m.csv",
            "--data", site)  # fmt: skip
     assert "renal failure" in (tmp_path / "p.csv").read_text()
-    again = federate({"data": str(cohort_folder), "out": str(tmp_path / "again"), "rank": 3,
+    again = federate_config({"data": str(cohort_folder), "out": str(tmp_path / "again"), "rank": 3,
                       **options, "rounds": 3})  # fmt: skip
     assert {path.name for path in run.iterdir()} >= {path.name for path in again.iterdir()}
 

@@ -14,7 +14,7 @@ from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model, 
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.serve import federate, federate_cohort
+from dpfact_flower.runtime.serve import federate_cohort, federate_config
 from dpfact_flower.server import patient as module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
@@ -388,7 +388,7 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
 def test_a_run_that_counts_codes_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
     config = {"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 4, "seed": 5,
               "epsilon": 4.0, "start-share": 0.7, "refine-rounds": 1, "codes": "6x8"}  # fmt: skip
-    folder = federate(config)
+    folder = federate_config(config)
     summary = read_json(folder / SUMMARY)
     factors, vocabularies = read_model(folder)
     assert [factor.shape for factor in factors] == [(6, 4), (8, 4)]
@@ -416,7 +416,7 @@ def test_a_run_that_counts_codes_leaves_no_patient_in_its_folder(cohort, cohort_
 
 
 def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
-    folder = federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 2})
+    folder = federate_config({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 2})
     summary = read_json(folder / SUMMARY)
     assert summary["privacy"] == "patient"
     given = "; given the data's code lists and its exact number of patients"

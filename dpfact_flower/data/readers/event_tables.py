@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from dpfact_flower.data.clinical_events import Options, add_events, count, reading, table_of
-from dpfact_flower.data.cooccurrence import COLUMNS, Window, build_cohort
+from dpfact_flower.data.cooccurrence import RESERVED_COLUMNS, Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     ISO_TIMES,
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 SITE = "site"
 """Name of the site column in the table of sites."""
-Place = Path | Rows
+TableSource = Path | Rows
 
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 # R writes NA for a missing value, but NA may also be the code of sodium.
@@ -126,7 +126,7 @@ class EventTable:
     `time_format` is a C ``strptime`` format, such as ``%d.%m.%Y %H:%M``, or "" for ISO 8601.
     """
 
-    files: Sequence[Place]
+    files: Sequence[TableSource]
     columns: Columns = field(default_factory=Columns)
     dialect: Dialect = field(default_factory=Dialect)
     time_format: str = ""
@@ -152,7 +152,7 @@ class LabelTable:
     label `missing` (0 or 1), or cause an error if `missing` is empty.
     """
 
-    file: Place
+    file: TableSource
     column: str = ""
     patient: str = ""
     missing: str = ""
@@ -168,7 +168,7 @@ class LabelTable:
 
 
 def read(
-    tables: Mapping[str, Place | EventTable],
+    tables: Mapping[str, TableSource | EventTable],
     name: str,
     *,
     columns: Columns | None = None,
@@ -224,10 +224,10 @@ def _check_labels(labels: Mapping[str, LabelTable]) -> None:
     for name in labels:
         check_name("name of label", name)
     lower = {name.lower() for name in labels}
-    if lower & COLUMNS or len(lower) < len(labels):
+    if lower & RESERVED_COLUMNS or len(lower) < len(labels):
         raise SettingsError(
             "labels: names must differ by more than their case, and must not be one of "
-            f"{', '.join(sorted(COLUMNS))}; got {', '.join(labels)}"
+            f"{', '.join(sorted(RESERVED_COLUMNS))}; got {', '.join(labels)}"
         )
 
 
@@ -270,14 +270,14 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
 
 
-def _text(place: Place, column: str) -> str:
+def _text(place: TableSource, column: str) -> str:
     how = f", in pandas with replace('', None).dropna(subset={column!r})" * isinstance(place, Rows)
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
 
 
 def _load_rows(
-    connection: Connection, mode: str, place: Place, source: EventTable, window: Window
+    connection: Connection, mode: str, place: TableSource, source: EventTable, window: Window
 ) -> dict[str, int]:
     """Load and check the table ``loaded``, and count the rows that meet each SQL condition."""
     names = source.columns.names
@@ -335,7 +335,7 @@ def _load_rows(
 
 
 def _hint(
-    mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
+    mode: str, place: TableSource, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
     """Suggest arguments that name the columns, and write ``COLUMN`` if a name cannot be guessed."""
     written = {name.lower(): name for name in found}
@@ -370,7 +370,7 @@ def _hint(
 
 
 def _refuse_header(
-    connection: Connection, table: str, place: Place, columns: Mapping[str, str]
+    connection: Connection, table: str, place: TableSource, columns: Mapping[str, str]
 ) -> None:
     """Refuse rows that repeat the file's header. `columns` maps table columns to header names."""
     header = " AND ".join(
@@ -468,7 +468,7 @@ def _load_label(
 
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
-) -> Place:
+) -> TableSource:
     """Load one value per patient into ``facts``. If a column is missing, suggest `example`."""
     place, patient, column = table.file, table.patient, table.column
     load_table(

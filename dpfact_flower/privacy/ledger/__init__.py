@@ -35,7 +35,7 @@ from dpfact_flower.privacy.ledger.file import ReleaseKey as ReleaseKey
 from dpfact_flower.privacy.ledger.file import data_key as data_key
 from dpfact_flower.privacy.ledger.file import keyed_hash as keyed_hash
 from dpfact_flower.privacy.ledger.file import noted_head as noted_head
-from dpfact_flower.privacy.ledger.file import read_key as read_key
+from dpfact_flower.privacy.ledger.file import read_data_key as read_data_key
 from dpfact_flower.privacy.ledger.ledger import Ledger as Ledger
 from dpfact_flower.privacy.ledger.ledger import back_up as back_up
 from dpfact_flower.privacy.ledger.ledger import restore as restore

@@ -128,14 +128,14 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
+def to_bytes(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
     """Serialise arrays in C order as little-endian float32 or, for a share, as int64."""
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     return b"".join(np.ascontiguousarray(array).data for array in little)
 
 
-def unpack(shapes: Sequence[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
-    """Read arrays of the given shapes from bytes that `pack` wrote."""
+def from_bytes(shapes: Sequence[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
+    """Read arrays of the given shapes from bytes that `to_bytes` wrote."""
     values = np.frombuffer(payload, "<f4").astype(np.float32)
     parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes], dtype=int))
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
@@ -238,7 +238,7 @@ def note_head(ledger: Path, head: Head) -> None:
 # is lost, the site makes a new key. Running jobs then cannot continue, but all charges still count.
 
 
-def read_key(folder: Path) -> bytes | None:
+def read_data_key(folder: Path) -> bytes | None:
     """Return the key in a site's folder, or None if the folder has no key."""
     path = folder / KEY
     files.check_own(path)
@@ -256,10 +256,10 @@ def read_key(folder: Path) -> bytes | None:
 
 def data_key(folder: Path) -> bytes:
     """Return the key in a site's folder, creating the key if necessary."""
-    if read_key(folder) is None:
+    if read_data_key(folder) is None:
         with files.disk_errors(folder / KEY):
             files.create_once(folder / KEY, secrets.token_bytes(_KEY_BYTES))
-    key = read_key(folder)
+    key = read_data_key(folder)
     assert key is not None
     return key
 

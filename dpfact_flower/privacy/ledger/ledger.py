@@ -19,14 +19,14 @@ from dpfact_flower.privacy.ledger.file import (
     create_ledger,
     digest_of,
     document_of,
+    from_bytes,
     head_file,
     keyed_hash,
     note_head,
     noted_head,
     open_ledger,
-    pack,
+    to_bytes,
     translated,
-    unpack,
 )
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 
@@ -84,7 +84,7 @@ class Ledger:
             payload = _payload_of(connection, row)
         for problem in _payload_problems(row, payload):
             raise self._damaged(problem)
-        return None if payload is None else replay(unpack(row.shapes, payload), row.events)
+        return None if payload is None else replay(from_bytes(row.shapes, payload), row.events)
 
     def holds(self, row: LedgerRow, release: Release | Share) -> bool:
         """Return whether a row records exactly this release."""
@@ -94,7 +94,7 @@ class Ledger:
 
     def _stored(self, key: ReleaseKey, release: Release | Share) -> tuple[bytes | None, str]:
         """Return a release's bytes, or None if only a hash is stored, and the bytes' hash."""
-        payload = pack(release.arrays)
+        payload = to_bytes(release.arrays)
         if isinstance(release, Share) or (payload and not release.events):
             return None, keyed_hash(self.path.parent, *key, payload=payload)
         return payload, digest_of(payload)

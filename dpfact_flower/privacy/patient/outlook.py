@@ -87,7 +87,7 @@ class Lever(NamedTuple):
     chance: float
 
     @property
-    def shown(self) -> str:
+    def text(self) -> str:
         """`good` as text, rounded up to two digits (`rank` and `codes` are not rounded)."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
@@ -248,8 +248,8 @@ def _way(lever: Lever, facts: Facts) -> str:
     if lever.name == "codes" and lever.good > 0:
         return f"codes = {_fewer(facts.sizes, int(lever.good))}"
     if lever.name == "epsilon" and lever.good > 0:
-        return f"epsilon {lever.shown}"
+        return f"epsilon {lever.text}"
     if lever.name in ("patients", "sites"):
         same = " of the same size" if lever.name == "sites" else ""
-        return f"{lever.shown} {lever.name}{same}"
+        return f"{lever.text} {lever.name}{same}"
     return ""

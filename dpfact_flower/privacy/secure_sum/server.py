@@ -29,7 +29,7 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
     ]  # fmt: skip
 
 
-def summed(
+def unmasked(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors.

@@ -79,7 +79,7 @@ def visits(
         if cells and zeros_in[b]:
             number = _draw_zero_cells(
                 tensor.indices, offsets, first[b], entries, seed, places, rows, counts,
-                *cells.terms(b),
+                *cells.arguments(b),
             )  # fmt: skip
         _draw_entries(
             tensor.indices, tensor.values, offsets, entries[0], seed, number, places, rows, counts
@@ -138,7 +138,7 @@ class _ZeroCells:
         share = self._even + self._of_model * self._masses.sum(axis=1)
         return rng.multinomial(self.number, share / share.sum())
 
-    def terms(self, block: int) -> tuple[float, Array, Array, Array]:
+    def arguments(self, block: int) -> tuple[float, Array, Array, Array]:
         """Return the last four arguments of `_draw_zero_cells` for a block."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]

@@ -26,7 +26,7 @@ from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, ReleaseKey, file
 from dpfact_flower.privacy.ledger import ledger as ledger_module
-from dpfact_flower.privacy.ledger.file import chained, pack
+from dpfact_flower.privacy.ledger.file import chained, to_bytes
 from dpfact_flower.privacy.release import Share, release_nothing
 from tests.bits import assert_bits
 from tests.crash import files_up_to
@@ -183,7 +183,7 @@ def test_of_values_without_full_noise_only_a_keyed_hash_is_kept(ledger, folder, 
     assert ledger.release_of("job-1", 1) is None
     assert [row.unprotected for row in ledger.rows()] == [False, not big.events, False]
     # Whoever has a backup could guess the values that belong to a hash without a key.
-    assert ledger.rows()[1].payload_sha256 != hashlib.sha256(pack(big.arrays)).hexdigest()
+    assert ledger.rows()[1].payload_sha256 != hashlib.sha256(to_bytes(big.arrays)).hexdigest()
     assert ledger.verify() == []
     # The hash of the sent release is known, so only the same release may be charged again.
     head = ledger.head()
@@ -201,7 +201,7 @@ def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, fold
     told = json.loads(document)
     assert re.fullmatch("[0-9a-f]{64}", told.pop("random"))
     assert told.pop("recorded").endswith("+00:00")
-    assert (number, payload) == (1, pack(make_release().arrays))
+    assert (number, payload) == (1, to_bytes(make_release().arrays))
     assert told == {
         "job": "job-1", "round": 1, "fingerprint": DATA, "request": "asked-1", "terms": "terms",
         "shapes": [[5, 3], [4, 3]], "payload_sha256": hashlib.sha256(payload).hexdigest(),

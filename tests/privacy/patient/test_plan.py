@@ -260,7 +260,7 @@ def test_fewer_codes_are_proposed_only_if_a_mode_keeps_as_many_as_there_are_phen
 
 def test_a_lever_is_not_rounded_to_what_a_run_has():
     made = plan(sizes=(202, 316), patients=56_240, rank=20, epsilon=1.0)
-    shown = {lever.name: lever.shown for lever in made.outlook.levers}
+    shown = {lever.name: lever.text for lever in made.outlook.levers}
     assert (shown["patients"], shown["epsilon"], shown["sites"]) == ("60,000", "1.1", "7")
     assert "60,000 patients; or epsilon 1.1, rank = 17" in made.outlook.sentence
 

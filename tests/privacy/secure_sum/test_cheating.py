@@ -311,4 +311,4 @@ def test_a_late_vector_of_an_old_attempt_is_of_no_use():
     openings = {name: group.open(name, answers) for name in rest}
     alone = {late: group.open(late, old)}
     assert server.unopened(group.terms, group.question(), alone) == rest
-    assert close(server.summed(group.terms, question, answers, openings), group.exact(rest), 5)
+    assert close(server.unmasked(group.terms, question, answers, openings), group.exact(rest), 5)

@@ -51,7 +51,7 @@ def test_too_few_openings_are_told_and_enough_give_the_sum():
     assert server.unopened(group.terms, question, openings) == group.names[3:]
     openings[group.names[3]] = group.open(group.names[3], answers)
     assert server.unopened(group.terms, question, openings) == []
-    found = server.summed(group.terms, question, answers, openings)
+    found = server.unmasked(group.terms, question, answers, openings)
     assert close(found, group.exact(group.names), 6)
 
 
