@@ -257,7 +257,7 @@ def _simulated_client(context: Context) -> DPFactClient:
 
 
 def simulated_settings(folder: Path) -> SiteSettings:
-    """Return settings with which simulated sites accept every run and store state in `folder`."""
+    """Return settings with which simulated sites accept every privacy mode and rule."""
     return SiteSettings(
         state_dir=str(folder),
         allow_privacy="none,paper,patient",

@@ -146,7 +146,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
         check_memory(admission.work)
         check_attempts(hospital.folder)
     read_data_key(hospital.folder)
-    if admission.job_folder.closed:
+    if admission.job_folder.is_closed:
         raise StateError(_OTHER_DATA.format(job=admission.request.job))
     check_selection(admission.request, admission.job_folder)
 

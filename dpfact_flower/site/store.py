@@ -55,7 +55,7 @@ class RoundMeasures:
 
 
 class JobFolder:
-    """A site's folder for one job, ``state-dir/site/job/``, with files without patients' data.
+    """A site's folder for one job: ``state-dir/site/job/``. `SiteStore` adds patients' files.
 
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
@@ -93,7 +93,7 @@ class JobFolder:
             file.write(_CLOSED_TEXT.encode())
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the job has been closed."""
         return (self.folder / _CLOSED).exists()
 
