@@ -46,15 +46,17 @@ _OTHER_BYTES = 2**18
 class Admitted:
     """A request that has passed every check.
 
-    `ledger` is None if the site has no ledger yet. `rows` contains all of the ledger's rows, and
-    `last` is the latest row of the request's job. `repeated` is the row of an earlier answer to
-    this request, if the answer can be sent again. `secure` is the stage of the round's secure sum.
+    `announced` contains the privacy costs of this round and all later rounds. `ledger` is None if
+    the site has no ledger yet. `rows` contains all of the ledger's rows, and `last` is the latest
+    row of the request's job. `repeated` is the row of an earlier answer to this request, if the
+    answer can be sent again. `secure` is the stage of the round's secure sum.
     Call `free_disk` right before the site writes its files, to free the disk space that is reserved
     for these files.
     """
 
     request: RoundRequest
     work: RoundWork
+    announced: Sequence[ReleaseEvent]
     job_folder: JobFolder
     ledger: Ledger | None
     rows: Sequence[LedgerRow]
@@ -101,17 +103,17 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")
         folder = hospital.job_folder(request.job)
-        admission = Admitted(request, work, folder, ledger, rows, last, repeated, secure)
+        events = work.cost()
+        admission = Admitted(request, work, events, folder, ledger, rows, last, repeated, secure)
         if not hospital.simulation:
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:
             check_paid(request, of_job)
-            check_selection(request, admission.job_folder)
         elif repeated is None:
             _check_new_round(hospital, admission)
             if not hospital.simulation:
                 codes = hospital.source.vocabularies
-                size = bytes_to_reserve(work.cost(), codes, hospital.settings)
+                size = bytes_to_reserve(events, codes, hospital.settings)
                 free = reserve(held, hospital.folder, size)
                 admission = replace(admission, free_disk=free)
         yield admission
@@ -138,17 +140,16 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
 def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
     """Refuse a round that conflicts with the site's records, a budget or another limit."""
     check_follows(admission.request, admission.last)
-    check_budget(admission.work, admission.rows, hospital.settings)
+    check_budget(admission.announced, admission.rows, hospital.settings)
     if not hospital.simulation:
         if admission.ledger is None:
             check_only_ledger(hospital)
         check_rounds(admission, hospital.settings)
-        check_memory(admission.work)
+        check_memory(admission.announced)
         check_attempts(hospital.folder)
     read_data_key(hospital.folder)
     if admission.job_folder.is_closed:
         raise StateError(_OTHER_DATA.format(job=admission.request.job))
-    check_selection(admission.request, admission.job_folder)
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
@@ -209,14 +210,6 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
         )
 
 
-def check_selection(request: RoundRequest, folder: JobFolder) -> None:
-    """Refuse a selection of codes that differs from the job's earlier selection."""
-    if request.selection and not folder.has_selection(request.selection_digest):
-        raise MessageError(
-            f"the selected codes of job {request.job!r} have changed; a change needs a new job"
-        )
-
-
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse a run's last round unless the site was charged for an earlier round of the run."""
     # The last round is free. This check allows it only in runs with a charged round.
@@ -225,9 +218,10 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     check_follows(request, of_job[-1])
 
 
-def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
+def check_budget(
+    events: Sequence[ReleaseEvent], rows: Sequence[LedgerRow], settings: SiteSettings
+) -> None:
     """Refuse a request if its cost plus the cost of all earlier releases exceeds a budget."""
-    events = work.cost()
     if not events:
         return
     if any(row.unprotected for row in rows):
@@ -242,12 +236,12 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
             "the ledger holds releases of another unit of privacy, which cannot be added to "
             f"this request: {' and '.join(sorted(map('/'.join, relations)))}"
         )
-    for key, limit, counted in (
-        ("max-epsilon", settings.max_epsilon, total),
-        ("max-epsilon-alone", settings.max_epsilon_alone, [event.alone for event in total]),
+    spent = account(total, settings.budget_delta)
+    for key, limit, figure in (
+        ("max-epsilon", settings.max_epsilon, spent.headline),
+        ("max-epsilon-alone", settings.max_epsilon_alone, spent.alone or spent.headline),
     ):
-        figure = account(counted, settings.budget_delta).headline if limit else None
-        if figure is not None and figure.epsilon > limit:
+        if limit and figure.epsilon > limit:
             raise PrivacyRefusedError(
                 f"{key} is {limit:g}; with the planned releases the site would reach {figure}"
             )
@@ -259,9 +253,9 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     With only the budget as a limit, a server could ask for many very noisy rounds, and measure how
     long each takes. A site refuses a new run unless the limit allows all of the run's rounds.
     """
-    work, answered, begun = admission.work, len(admission.rows), admission.last is not None
-    needed = 1 if begun else work.charged_rounds
-    if work.cost() and settings.max_rounds - answered < needed:
+    answered, begun = len(admission.rows), admission.last is not None
+    needed = 1 if begun else admission.work.charged_rounds
+    if admission.announced and settings.max_rounds - answered < needed:
         raise PrivacyRefusedError(
             f"max-rounds is {settings.max_rounds}; this site has answered {answered} rounds in "
             f"all jobs, and {'the server asks for' if begun else 'this run needs'} {needed} more; "
@@ -269,14 +263,14 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
         )
 
 
-def check_memory(work: RoundWork) -> None:
+def check_memory(events: Sequence[ReleaseEvent]) -> None:
     """Refuse a round that would leave too little memory for patients' data.
 
     If memory ran out, the system could kill the process after it had read patients' data. By
     varying the size of requests, a server could then measure how much memory the data takes.
     """
     # A deployed process exits after each message, so nothing from earlier messages is in memory.
-    sizes = [event.count for event in work.cost()] or [0]
+    sizes = [event.count for event in events] or [0]
     # Each thread after the first has its own copy of the sum.
     sums = (n * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(n) - 1)) for n in sizes)
     needed, limit = memory_used() + max(sums), memory_limit()

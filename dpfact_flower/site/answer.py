@@ -20,11 +20,11 @@ from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, keyed_hash
 from dpfact_flower.privacy.release import claim_of
-from dpfact_flower.site.admission import Admitted, admitted, check_follows
+from dpfact_flower.site.admission import Admitted, admitted
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
 from dpfact_flower.site.lockout import counting_attempt
-from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
+from dpfact_flower.site.round import JobState, RoundOutcome
 from dpfact_flower.site.secure import SecureRound, forget
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
@@ -88,7 +88,6 @@ class Site:
         assert last is not None
         store = self._hospital.store(request.job, last.fingerprint)
         try:
-            store.note_selection(request.selection_digest)
             store.keep_ending(*replace(request, answered={}).to_wire())  # of bounded size
             forget(store.folder)
         except OSError as error:  # the server ends the run in any case
@@ -119,11 +118,10 @@ class Site:
             release = release_unprotected(state.factors[1:])
         elif not request.anchors:  # rounds of a start leave no state
             with self._reading_patients(request, progress):
-                outcome = compute(admission.work, self._hospital.source.read(), JobState())
+                outcome = compute(admission, self._hospital.source.read(), JobState())
                 release = _sent(outcome.release, None)
         if release is None:
-            check_follows(request, row)  # raises an error: the round is over
-        assert release is not None
+            raise StateError(f"the state of round {row.round} is missing; start a new job")
         _check_charged(ledger, row, release)
         return release
 
@@ -133,7 +131,7 @@ class Site:
 
         Refused requests create no folder. Otherwise, a server could fill the disk with folders.
         """
-        hospital, request = self._hospital, admission.request
+        hospital = self._hospital
         with ExitStack() as held:
             ledger = admission.ledger
             if ledger is None:
@@ -143,7 +141,6 @@ class Site:
                 ledger = held.enter_context(hospital.ledger(create=True))
             data_key(hospital.folder)  # creates the key if it is missing
             admission.job_folder.create()  # from now on, a missing ledger is an error
-            admission.job_folder.note_selection(request.selection_digest)
             if not hospital.simulation:
                 held.enter_context(counting_attempt(hospital.folder))
             yield ledger
@@ -172,8 +169,8 @@ class Site:
         store, last, kept = hospital.store(request.job, fingerprint), admission.last, JobState()
         if last is not None:
             kept = JobState(store.load(last.round), partial(ledger.release_of, last.job))
-        has_noise = request.privacy.privacy != "none" or admission.work.cost()
-        outcome = compute(admission.work, data, kept)
+        has_noise = request.privacy.privacy != "none" or admission.announced
+        outcome = compute(admission, data, kept)
         admission.free_disk()
         if outcome.state is not None:
             store.save(outcome.state)
@@ -228,12 +225,13 @@ def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> 
         raise StateError(f"round {row.round} of job {row.job!r} was released with other values")
 
 
-def compute(work: RoundWork, data: SiteData, kept: JobState) -> RoundOutcome:
-    """Run a round. Refuse the outcome if it costs more than `work.cost()` announced."""
-    announced = _costs(work.cost())  # before the rule sees any data
-    outcome = work.run(data, kept)
-    spent = _costs(outcome.release.events)
-    if any(s > a * (1 + 1e-12) for s, a in zip(spent, announced, strict=True)):
+def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome:
+    """Run a round. Refuse the outcome if it costs more than the rule announced."""
+    announced, outcome = admission.announced, admission.work.run(data, kept)
+    spent = outcome.release.events
+    units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))
+    more = any(s > a * (1 + 1e-12) for s, a in zip(_costs(spent), _costs(announced), strict=True))
+    if more or not units <= known:
         raise StateError("the rule releases more than it announced")
     return outcome
 

@@ -139,15 +139,15 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
             rows = ledger.rows()
     if charged := [row for row in rows if row.events]:
         events = [event for row in charged for event in row.events]
-        spent = account(events, settings.budget_delta).headline.epsilon
-        others = [event.alone for event in events]
-        alone = account(others, settings.budget_delta).headline.epsilon
+        total = account(events, settings.budget_delta)
+        spent, alone = total.headline.epsilon, (total.alone or total.headline).epsilon
         last = datetime.fromisoformat(charged[-1].recorded).timestamp()
+    may_spend = not any(row.unprotected for row in rows)  # no epsilon covers releases without noise
     return {
         "epsilon_spent": spent,
-        "epsilon_left": max(settings.max_epsilon - spent, 0.0),
+        "epsilon_left": max(settings.max_epsilon - spent, 0.0) * may_spend,
         "epsilon_alone_spent": alone,
-        "epsilon_alone_left": max(settings.max_epsilon_alone - alone, 0.0),
+        "epsilon_alone_left": max(settings.max_epsilon_alone - alone, 0.0) * may_spend,
         "last_charge": last,
         "releases": len(rows),
         "failed_attempts": failed_attempts(folder),

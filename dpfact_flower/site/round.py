@@ -3,9 +3,9 @@
 import hashlib
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -48,8 +48,8 @@ class JobState:
     release: Callable[[int], Release | None] = lambda _: None
 
 
-class RoundWork(Protocol):
-    """A site's work in one round. Each federation rule implements this protocol."""
+class RoundWork(ABC):
+    """A site's work in one round. Each federation rule has a subclass."""
 
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
@@ -58,9 +58,11 @@ class RoundWork(Protocol):
     planned: PlannedRelease | None = None
     """The release of a round in patient mode, which may need a secure sum."""
 
+    @abstractmethod
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """Return the privacy costs of this round and all later rounds. Use only public values."""
 
+    @abstractmethod
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
         """Return the round's outcome. Implementations must not keep references to `data`."""
 

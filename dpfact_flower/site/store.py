@@ -23,7 +23,6 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.tensor import Factors, SquaredError
 
 ENDING, REPEAT_END = "ending.npz", "delete it, and let the centre repeat the last round"
-_SELECTION = "selection.sha256"
 _CLOSED = "DATA-HAS-CHANGED.txt"
 _CLOSED_TEXT = """The site's data may have changed since this run began, so the run stops here.
 Start a new run. Delete this file only if the site has its former data again.
@@ -73,19 +72,6 @@ class JobFolder:
             private_folder(self.folder)
             with open(notice, "w", encoding="utf-8", opener=for_owner) as file:
                 file.write(_NOTICE_TEXT)
-
-    def has_selection(self, digest: str) -> bool:
-        """Return whether the stored digest of the selected codes equals `digest` or is missing."""
-        path = self.folder / _SELECTION
-        return not path.exists() or path.read_bytes() == digest.encode()
-
-    def note_selection(self, digest: str) -> None:
-        """Store the digest of a job's first selection of codes. Ignore an empty digest."""
-        path = self.folder / _SELECTION
-        if digest and not path.exists():
-            self.create()
-            with replacing(path, durable=self._durable) as file:
-                file.write(digest.encode())
 
     def close(self) -> None:
         """Mark the job as closed, so that the site refuses all new rounds of the job."""

@@ -146,12 +146,6 @@ class RoundRequest:
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
-    def selection_digest(self) -> str:
-        """SHA-256 of the selected codes, or "" if all codes are used."""
-        positions = repr([codes.tolist() for codes in self.selection])
-        return hashlib.sha256(positions.encode()).hexdigest() if self.selection else ""
-
-    @cached_property
     def digest(self) -> str:
         """SHA-256 of all fields but `secure` and `answered`, to recognise a repeated request."""
         digest = hashlib.sha256(repr(self._config).encode())

@@ -80,7 +80,6 @@ def write_state(root: Path, site: SiteData) -> SiteStore:
         selection=tuple(np.arange(n, dtype=np.int32) for n in SIZES),
     )  # fmt: skip
     store.keep_ending(*request.to_wire())
-    store.note_selection(request.selection_digest)
     with Ledger(root / site.name, create=True) as ledger:
         for number in (1, 2, 3):
             ledger.charge(*charge(number), None)
@@ -140,8 +139,6 @@ def kinds(tmp_path_factory) -> dict[str, Kind]:
         "tns.gz": (lists / "t.tns.gz", in_text, read_tns),
         "state": (state, members, lambda path: store.load(2), lambda path: store.load()),
         "ending": (store.folder / "ending.npz", members, lambda path: last_request(store)),
-        "selection": (store.folder / "selection.sha256", in_text,
-                      lambda path: store.has_selection("0" * 64)),
         "site history": (store.folder / "history.jsonl", in_lines, lambda path: store.history()),
         "ledger": (own / LEDGER, in_rows, *map(in_ledger, LEDGER_USES)),
         "checkpoint": (run / "checkpoint.npz", members, lambda path: coordinator(run)),

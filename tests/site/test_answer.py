@@ -246,7 +246,7 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     store.save(replace(state, factors=(2 * patients, *features)))  # these were never sent
     ask(client, make_request(data))
     (tmp_path / "state" / "site-1" / "job" / "state-000001.npz").unlink()
-    assert "round 1 of job 'job' is stale" in refusal(client, make_request(data), caplog)[1]
+    assert "the state of round 1 is missing" in refusal(client, make_request(data), caplog)[1]
     assert len(rows_of(tmp_path)) == 1
 
 

@@ -3,10 +3,12 @@
 import os
 from datetime import datetime
 
+import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import account
+from dpfact_flower.privacy import account, release_unprotected
+from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
 from dpfact_flower.site.hospital import (
     ANSWERING,
     answering_seconds,
@@ -59,3 +61,9 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
         assert values["last_charge"] == datetime.fromisoformat(rows[-1].recorded).timestamp()
         assert (values["releases"], values["failed_attempts"]) == (2, 3)
         assert values["answering_seconds"] > values["last_charge"]  # since 1970
+    with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
+        key = ReleaseKey("0" * 64, "open", 1, "0" * 64)
+        ledger.charge(key, "", release_unprotected([np.ones(2, np.float32)]), None)
+    values = site_metrics(make_settings(tmp_path, site="site-1", max_epsilon=4.0))
+    assert values["epsilon_spent"] == spent
+    assert values["epsilon_left"] == values["epsilon_alone_left"] == 0  # the site refuses all noise

@@ -81,22 +81,6 @@ def test_the_end_of_a_run_that_nothing_was_charged_in_is_refused(data, tmp_path,
     assert not source.read_by_now
 
 
-def test_a_selection_that_changes_within_a_job_is_refused(data, tmp_path):
-    server = make_server(data, CODES)
-    client = make_client(data, tmp_path)
-    go_to(client, server, 2)
-    wanted = server.rule.selection
-    server.rule.selection = tuple(
-        np.sort(np.setdiff1d(np.arange(n, dtype=np.int32), kept[:1])[: len(kept)])
-        for n, kept in zip((9, 12), wanted, strict=True)
-    )
-    for number in (3, server.rounds):
-        with pytest.raises(MessageError, match="selected codes of job 'job' have changed"):
-            client.site.answer(server.request(number))
-    server.rule.selection = wanted
-    go_to(client, server, server.rounds)
-
-
 def test_a_changed_setting_is_refused_at_the_end_too(data, tmp_path):
     server = make_server(data)
     client = make_client(data, tmp_path)

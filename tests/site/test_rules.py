@@ -137,11 +137,33 @@ def test_values_beside_those_that_are_charged_are_refused(data, tmp_path, caplog
     assert not rows_of(tmp_path)
 
 
-def test_what_a_rule_announces_after_it_saw_the_data_does_not_count(data, tmp_path, caplog):
-    class Liar(Counts):
+class SaysMoreLater(Counts):
+    """Its cost when the budget is checked is not that of its release."""
+
+    def cost(self):
+        said = super().cost()
+        self.said = self.sent = SIGMA / 2
+        return said
+
+
+class OfAnEntry(Counts):
+    def run(self, data, kept):
+        made = super().run(data, kept).release
+        events = tuple(replace(event, unit="entry") for event in made.events)
+        return RoundOutcome(replace(made, events=events))
+
+
+def test_a_rule_has_all_methods():
+    class NoCost(RoundWork):
         def run(self, data, kept):
-            self.said = self.sent = SIGMA / 2
-            return super().run(data, kept)
+            return RoundOutcome(release_unprotected([]))
+
+    with pytest.raises(TypeError, match="cost"):
+        NoCost()
+
+
+@pytest.mark.parametrize("Liar", [SaysMoreLater, OfAnEntry])
+def test_what_a_rule_announces_first_is_what_it_may_release(data, tmp_path, caplog, Liar):
 
     site_rules.register("counts", Liar)
     with pytest.raises(RoundFailedError):
