@@ -1,8 +1,9 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
-Databases are opened read-only. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which
-DuckDB would have to download extensions. To save memory, rows from SQLAlchemy are stored in a
-temporary CSV file that only the user can read.
+Files and PostgreSQL are opened read-only. To other databases, the package sends only SELECT
+statements. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which DuckDB would have to
+download extensions. To save memory, rows from SQLAlchemy are stored in a temporary CSV file that
+only the user can read.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
         engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)  # closes on exit
         failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
-            options = {"postgresql_readonly": True} if kind in _DRIVERS else {}
+            is_postgresql = engine.dialect.name == "postgresql"
+            options = {"postgresql_readonly": True} if is_postgresql else {}
             yield _tables_of(connection, database.execution_options(**options), place, schema)
     except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
         extra = ': pip install "dpfact-flower[postgres]"' if kind in _DRIVERS else ""

@@ -16,6 +16,8 @@ import duckdb
 import pytest
 
 from dpfact_flower.data.readers.runner import read
+from dpfact_flower.data.sources import open_source
+from dpfact_flower.data.tables import Table, connect, count_rows
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from tests.data.readers.cells import cells_of, described
 from tests.data.readers.test_event_tables import assert_same_sites
@@ -196,6 +198,11 @@ def test_a_real_postgresql_server(cdm, postgres):
         database.execute("CREATE SCHEMA cdm")
         database.execute("SET search_path TO cdm")
         fill(database.execute)
+    has_driver = postgres.replace("postgresql:", "postgresql+psycopg:")
+    with connect() as connection, open_source(connection, has_driver, "cdm") as source:
+        is_read_only = "current_setting('transaction_read_only') = 'on'"
+        source.fetch("found", Table("person", ["person_id"], there=is_read_only))
+        assert count_rows(connection, "found") == 3
     expected = read("omop", cdm, name="north", drugs=True)
     assert_same_sites(read("omop", postgres, name="north", drugs=True, schema="cdm"), expected)
     with pytest.raises(DataError, match="lacks the table procedure_occurrence in the schema"):
