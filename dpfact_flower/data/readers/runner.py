@@ -5,14 +5,16 @@ statements after the header in order. Each statement ends with a semicolon at th
 directive (a comment above a statement) determines how the statement is used:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
-  ``FILE``. Values that do not have the column's type are rejected. Words such as ``NULL`` mean
-  missing values. A ``NOT NULL`` column rejects missing values. ``UNIQUE`` rejects duplicates. The
-  source may omit a column with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL``
-  keeps rows that meet a condition, in which all columns are text. In a database, ``-- @there SQL``
-  selects rows before they are transferred. With ``-- @optional CONSEQUENCE``, the table stays empty
-  if the source lacks ``FILE``. A column ``code`` of type ``VARCHAR[]`` lists the distinct values of
-  the source's columns ``code_1``, ``code_2``, ... A star in ``FILE`` matches any text. All matching
-  tables are then combined, and the column ``part`` contains the matched text.
+  ``FILE``. Values that do not have the column's type are rejected. If a ``VARCHAR`` column's name
+  ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers like
+  this beside missing ones. Words such as ``NULL`` mean missing values. A ``NOT NULL`` column
+  rejects missing values. ``UNIQUE`` rejects duplicates. The source may omit a column with ``DEFAULT
+  NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet a condition, in which
+  all columns are text. In a database, ``-- @there SQL`` selects rows before they are transferred.
+  With ``-- @optional CONSEQUENCE``, the table stays empty if the source lacks ``FILE``. A column
+  ``code`` of type ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``,
+  ``code_2``, ... A star in ``FILE`` matches any text. All matching tables are then combined, and
+  the column ``part`` contains the matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
   of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
 - ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
@@ -27,10 +29,11 @@ directive (a comment above a statement) determines how the statement is used:
 - ``-- @stays``: a query that returns patient, begun and ended for each hospital stay, to compute
   the readmission label. ``@patients`` must come first.
 
-If the condition of ``-- @when SQL`` is false, the table stays empty or the label is left out. A
-placeholder such as ``$by`` is replaced by an option's value. Other placeholders are ``$name`` (the
-site's or cohort's name), ``$source``, ``$file`` (the source's file name) and ``$tables`` (the
-source's table names in lower case). If ``FILE`` has a star, conditions may also use ``$part``.
+``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If this condition is false, the
+table stays empty or the label is left out. A placeholder such as ``$by`` is replaced by an option's
+value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``, ``$file`` (the
+source's file name) and ``$tables`` (the source's table names in lower case). If ``FILE`` has a
+star, conditions may also use ``$part``.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 from dpfact_flower.data.clinical_events import Options, add_events, count, reading
 from dpfact_flower.data.code_names import SYSTEMS, names_of
@@ -50,6 +53,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.sources import Source, open_source
 from dpfact_flower.data.tables import ISO_TIMES, Table, count_rows, literal, quoted, refuse_rows
 from dpfact_flower.errors import DataError, SettingsError, shown
+from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
@@ -62,8 +66,9 @@ _HEAD = re.compile(r"\s*/\*(.*?)\*/(.*)", re.DOTALL)
 _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^-- @(\w+) *(.*)$", re.MULTILINE)
 _END = re.compile(r";[ \t]*$", re.MULTILINE)
-_KINDS = {"load", "names", "count", "refuse", "events", "describe", "patients", "label", "stays"}
-_MORE = {"when", "where", "there", "optional"}
+_MORE = {"load": {"when", "where", "there", "optional"}, "label": {"when"}, "stays": {"when"}}
+"""The further directives that each main directive may have."""
+_KINDS = {*_MORE, "names", "count", "refuse", "events", "describe", "patients"}
 _CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
 _VALUE = re.compile(r"\$([a-z]\w*)")
 _MINUTES = {
@@ -107,6 +112,7 @@ class Option:
     help: str
     default: bool | int | str | dict[str, str] | list[str]
     choices: Sequence[str] = ()
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
 
 class Statement(NamedTuple):
@@ -142,6 +148,7 @@ class Script:
     folders: Sequence[str] = ()
     named: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     @classmethod
     def read(cls, path: Path) -> Script:
@@ -149,29 +156,33 @@ class Script:
         try:
             match = _HEAD.fullmatch(path.read_text(encoding="utf-8"))
             if match is None:
-                raise DataError(f"{path}: need a head in TOML, as a comment, above the statements")
+                raise DataError("need a head in TOML, as a comment, above the statements")
             head = tomllib.loads(match[1])
-            options = {name: Option(**given) for name, given in head.pop("options", {}).items()}
-            statements = _statements(path, match[2])
-            return cls(path.stem, statements=statements, options=options, **head)
-        except (OSError, UnicodeError, tomllib.TOMLDecodeError, TypeError) as error:
+            return parse_as(cls, head | {"name": path.stem, "statements": _statements(match[2])})
+        except (OSError, ValueError, TypeError) as error:  # JSON has no dates, which TOML has
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return each option's value or default. Refuse a value that is not among the choices."""
+        """Return each option's value or default. Refuse a value that the option does not allow."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
-            if option.choices and values[name] not in (*option.choices, option.default):
-                choices, found = ", ".join(option.choices), shown(values[name])
-                raise SettingsError(
-                    f"{name.replace('_', '-')}: must be one of {choices}; got {found}"
-                )
+            value, kind = values[name], type(option.default)
+            need, right = f"of type {kind.__name__}", type(value) is kind
+            if option.choices:
+                need = f"one of {', '.join(option.choices)}"
+                right = value in (*option.choices, option.default)
+            elif kind is int:
+                need, right = "an integer of at least 1", right and value >= 1
+            if not right:
+                raise SettingsError(f"{name.replace('_', '-')}: must be {need}; got {shown(value)}")
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the feature modes that the given option values select."""
-        named = values.get("mode")
-        return tuple(mode for mode in named or self.modes if values.get(mode, True))
+        named = values.get("mode") or self.modes
+        if modes := tuple(mode for mode in named if values.get(mode, True)):
+            return modes
+        raise DataError(f"{self.name}.sql: need one or more feature modes")
 
 
 def script_names() -> list[str]:
@@ -189,23 +200,20 @@ def find_script(name: str | Path) -> Script | None:
     return Script.read(Path(next(iter(found)).load())) if found else None
 
 
-def _statements(path: Path, body: str) -> tuple[Statement, ...]:
+def _statements(body: str) -> tuple[Statement, ...]:
     found = []
     for part in _END.split(_REMARK.sub("", body)):
         pairs = _DIRECTIVE.findall(part)
         said = dict(pairs)
-        kinds = said.keys() & _KINDS
-        sql = _DIRECTIVE.sub("", part).strip()
-        if unknown := said.keys() - _KINDS - _MORE:
-            raise DataError(f"{path}: @{min(unknown)} is unknown; known are @{', @'.join(_KINDS)}")
-        if len(kinds) > 1 or bool(said) > bool(sql) or (said and not kinds):
-            raise DataError(f"{path}: need one kind and a statement below @{min(said)}")
-        if len(said) < len(pairs):
-            raise DataError(f"{path}: need each directive only once above {shown(sql)}")
+        kind = min(said.keys() & _KINDS, default="")
+        what, sql = said.pop(kind, ""), _DIRECTIVE.sub("", part).strip()
+        if wrong := said.keys() - _MORE.get(kind, set()):
+            where, known = f"with @{kind}" if kind else "alone", ", @".join(sorted(_KINDS))
+            raise DataError(f"@{min(wrong)} is unknown or not allowed {where}; known are @{known}")
+        if len(said) + bool(kind) < len(pairs) or bool(kind) > bool(sql):
+            raise DataError(f"@{kind}: need each directive only once, and a statement below it")
         if sql:
-            kind = min(kinds, default="")
-            more = {name: text for name, text in said.items() if name in _MORE}
-            found.append(Statement(sql, kind, said.get(kind, ""), more))
+            found.append(Statement(sql, kind, what, said))
     return tuple(found)
 
 
@@ -348,13 +356,16 @@ class _Work:
         self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
     ) -> None:
         connection = self.connection
-        asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
+        asked = {c: c.lower() + "[]" * (kind == "VARCHAR[]") for c, kind, *_ in columns}
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
         needed = [column for column in asked.values() if column not in optional]
         where = self._filled(more.get("where", "true"))
         wanted = Table(name, needed, optional, where, more.get("there", "true"), null_words=True)
         place = source.fetch(into, wanted)
         for column, kind, null, key, *_ in columns:
+            if kind not in _FORMS:
+                known = f"{column} must have a type of {', '.join(_FORMS)}, not {kind}"
+                raise DataError(f"{self.script.name}.sql: {known}")
             wrong, right, as_typed = _FORMS[kind]
             if kind == "VARCHAR" and column.endswith("id"):  # pandas writes 17.0 beside blanks
                 wrong, right = (

@@ -1,5 +1,7 @@
 """Readers as SQL files: valid scripts, and errors for invalid ones."""
 
+import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import duckdb
@@ -56,7 +58,11 @@ def written(tmp_path, text):
 
 
 def test_a_script_of_ones_own(source, tmp_path):
-    cohort = read(written(tmp_path, HEAD + BODY), source, level=1)
+    script = written(tmp_path, HEAD + BODY)
+    for level in (0, True, "1"):
+        with pytest.raises(SettingsError, match="level: must be an integer of at least 1; got"):
+            read(script, source, level=level)
+    cohort = read(script, source, level=1)
     assert cells_of(cohort) == {("ward", "ann", "I", "s"): 1}
     assert cohort.name == "own"
     assert cohort.read_report[:3] == (
@@ -111,6 +117,13 @@ def test_times_are_read_whole_or_refused(kind, text, found, source, tmp_path):
             read(script, source)
 
 
+def test_names_in_upper_case_are_read_from_a_database(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "stays.sqlite")) as database, database:
+        database.execute("CREATE TABLE Stays AS SELECT 'a' who, '20240101' Day, 'I' DX, 'x' rx")
+    upper = HEAD + BODY.replace("who VARCHAR", "Who VARCHAR").replace("rx VARCHAR", "RX VARCHAR")
+    assert read(written(tmp_path, upper), tmp_path / "stays.sqlite").patients == ("a",)
+
+
 def test_a_folder_of_parquet_is_a_table(source, tmp_path):
     (source / "stays.csv").unlink()
     for part in ("a", "b"):
@@ -140,7 +153,12 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
         (BODY, "need a head in TOML"),
         (HEAD.replace("help =", "hlep ="), "cannot be read as a reader: .*hlep"),
         (HEAD + BODY.replace("@events", "@evnts"), "@evnts is unknown"),
-        (HEAD + BODY.replace("-- @load wards\n", ""), "need one kind .* below @optional"),
+        (HEAD + BODY.replace("-- @load wards\n", ""), "@optional is unknown or not .* alone"),
+        (HEAD + BODY.replace("@events", "@events\n-- @when false"), "@when .*not .* with @events"),
+        (HEAD.replace('"encounter"', '"encountr"') + BODY, "window must be 'days', "),
+        (HEAD.replace("modes", "folders"), "folders must be a valid"),
+        (HEAD.replace("modes", "# modes") + BODY, r"own\.sql: need one or more feature modes"),
+        (HEAD + BODY.replace("day DATE", "day DOUBLE"), r"own\.sql: day must .* not DOUBLE"),
         (HEAD + BODY.replace("-- @load wards\n", "-- @load wards\n" * 2), "need each .* only once"),
         (HEAD + BODY.replace("-- @count stays", "-- @names"), "@names of one of icd9cm, "),
         (HEAD + BODY.replace("GROUP BY", "GROUP"), r"own\.sql: Parser Error"),
