@@ -92,8 +92,9 @@ class Rows(NamedTuple):
         for number, frame in enumerate(self.frames):
             _refuse_twins(self, [name.lower() for name in columns_of(frame)])
             if hasattr(type(frame), "write_parquet"):  # polars or a DuckDB relation
-                path = Path(_spill_of(connection)) / f"frame_{number}.parquet"
-                frame.write_parquet(str(path))
+                path = Path(_spill_of(connection)) / f"frame_{id(frame)}.parquet"
+                if not path.exists():
+                    frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
         own = [f"*, {literal(site)} AS site" for site in self.sites] or ["*"] * len(self.frames)

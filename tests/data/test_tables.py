@@ -7,7 +7,7 @@ import pytest
 
 from dpfact_flower.data.readers import runner
 from dpfact_flower.data.sources import open_source
-from dpfact_flower.data.tables import Table, connect, list_tables, load_table
+from dpfact_flower.data.tables import Rows, Table, connect, list_tables, load_table
 from dpfact_flower.errors import DataError, MissingDependencyError
 
 
@@ -162,3 +162,21 @@ def test_without_duckdb_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(MissingDependencyError, match=r'pip install "dpfact-flower\[data\]"'):
         runner.read("mimic3", ".")
+
+
+def test_a_frame_is_written_once_per_connection():
+    relation, written = duckdb.sql("SELECT 'I10' AS code"), []
+
+    class Frame:
+        columns = ("code",)
+
+        def write_parquet(self, path):
+            written.append(path)
+            relation.write_parquet(path)
+
+    place = Rows("a frame", [Frame()])
+    with connect() as connection:
+        for _ in range(2):
+            load(connection, place, "code")
+            assert rows(connection) == [("I10",)]
+    assert len(written) == 1
