@@ -76,7 +76,7 @@ event = st.tuples(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "window",
-    [Window(), Window(days=2, same_encounter=False), Window(days=2), Window(days=0)],
+    [Window(), Window(2), Window(2, same_encounter=True), Window(0, same_encounter=True)],
     ids=["encounter", "days", "both", "at once"],
 )
 @settings(
@@ -192,6 +192,7 @@ def test_windows_are_checked():
     for days in (-1, 1.5, True, "30"):
         with pytest.raises(SettingsError, match="window days"):
             Window(days=days)
+    assert Window(None, same_encounter=False) == Window(None, same_encounter=True)
 
 
 @pytest.mark.parametrize("least", [0, 1.5, True])

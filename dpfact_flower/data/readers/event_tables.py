@@ -199,7 +199,7 @@ def read(
         mode: table if isinstance(table, EventTable) else EventTable([table], columns, dialect)
         for mode, table in tables.items()
     }
-    window = Window(days=window_days, same_encounter=window_days is None)
+    window = Window(window_days)
     labels = labels or {}
     _check_labels(labels)
     with reading(options, modes) as connection:
