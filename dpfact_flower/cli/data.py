@@ -129,14 +129,14 @@ class _Readers(TyperGroup):
     """A command group in which each command is the name or the path of a reader script."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*runner.script_names(), *super().list_commands(ctx)]
+        return [*runner.scripts.names(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        reader = None if cmd_name in self.commands else runner.find_script(cmd_name)
-        if reader is None:
+        known = cmd_name in runner.scripts.names() or cmd_name.lower().endswith(".sql")
+        if cmd_name in self.commands or not known:
             return super().get_command(ctx, cmd_name)
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(_command_of(reader))
+        alone.command(cmd_name)(_command_of(runner.find_script(cmd_name)))
         return typer.main.get_command(alone)
 
 

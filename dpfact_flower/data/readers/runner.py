@@ -42,7 +42,6 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -54,14 +53,15 @@ from dpfact_flower.data.sources import Source, open_source
 from dpfact_flower.data.tables import ISO_TIMES, Table, count_rows, literal, quoted, refuse_rows
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.machine.parsed import parse_as
+from dpfact_flower.machine.registry import Registry
 from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-GROUP = "dpfact_flower.data.readers"
-"""Group of the entry points through which other packages supply the paths of their scripts."""
 _OWN = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.sql"))}
+scripts: Registry[str | Path] = Registry("reader", "dpfact_flower.data.readers", **_OWN)
+"""The paths of the scripts in this package and, by entry points, in other installed packages."""
 _HEAD = re.compile(r"\s*/\*(.*?)\*/(.*)", re.DOTALL)
 _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^-- @(\w+) *(.*)$", re.MULTILINE)
@@ -185,19 +185,10 @@ class Script:
         raise DataError(f"{self.name}.sql: need one or more feature modes")
 
 
-def script_names() -> list[str]:
-    """Return the names of the scripts in this package and in other installed packages."""
-    return [*_OWN, *(found.name for found in entry_points(group=GROUP))]
-
-
-def find_script(name: str | Path) -> Script | None:
+def find_script(name: str | Path) -> Script:
     """Find a script by its name, or by a path that ends in ``.sql``."""
-    if str(name) in _OWN:
-        return Script.read(_OWN[str(name)])
-    if Path(name).suffix.lower() == ".sql":
-        return Script.read(Path(name))
-    found = entry_points(group=GROUP, name=str(name))
-    return Script.read(Path(next(iter(found)).load())) if found else None
+    is_path = Path(name).suffix.lower() == ".sql"
+    return Script.read(Path(name if is_path else scripts.find(str(name))))
 
 
 def _statements(body: str) -> tuple[Statement, ...]:
@@ -236,8 +227,6 @@ def read(
     `given` contains the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
-    if script is None:
-        raise SettingsError(f"reader: no reader is named {reader}")
     values = script.checked({key: given.pop(key) for key in script.options if key in given})
     name = name or ("" if script.named else script.name)
     modes = script.chosen(values)
@@ -252,7 +241,7 @@ def read(
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
             work.run(opened)
         days = None if script.window == "encounter" else window_days
-        window = Window(days, days is None or script.window == "days in encounter")
+        window = Window(days, script.window == "days in encounter")
         return build_cohort(connection, name, modes, window, options, work.labels, script.row_unit)
 
 

@@ -2,6 +2,8 @@
 
 import sqlite3
 from contextlib import closing
+from copy import deepcopy
+from importlib.metadata import EntryPoints
 from types import SimpleNamespace
 
 import duckdb
@@ -10,6 +12,7 @@ import pytest
 from dpfact_flower.data.readers import runner
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.machine import registry
 from tests.data.readers.cells import cells_of
 
 HEAD = """/*
@@ -138,13 +141,13 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
 
     def found(*, group, name="clinic"):
         assert group == "dpfact_flower.data.readers"
-        return [clinic] if name == "clinic" else []
+        return EntryPoints([clinic] if name == "clinic" else [])
 
-    monkeypatch.setattr(runner, "entry_points", found)
-    assert runner.script_names()[-1] == "clinic"
-    assert read("clinic", source).patients == ("ann",)
-    with pytest.raises(SettingsError, match="reader: no reader is named ward"):
+    monkeypatch.setattr(registry, "entry_points", found)
+    monkeypatch.setattr(runner, "scripts", deepcopy(runner.scripts))  # which remembers the clinic
+    with pytest.raises(SettingsError, match="reader: there is no 'ward'; there are eicu, "):
         read("ward", source)
+    assert read("clinic", source).patients == ("ann",)
 
 
 @pytest.mark.parametrize(
