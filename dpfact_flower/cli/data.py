@@ -15,11 +15,10 @@ from typer.core import TyperGroup
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, progress, say
-from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables, runner, tns
 from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
 from dpfact_flower.data.site_data import COHORT, Cohort, cohort_files
-from dpfact_flower.data.tables import ENCODINGS, Dialect
+from dpfact_flower.data.tables import ENCODINGS, MEMORY, Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
 
@@ -51,10 +50,10 @@ Least = Annotated[
 def _options(
     modes: Sequence[str], top: str, codes: list[str] | None, rolled_up: list[str] | None,
     min_patients: int, memory: str, default: str = "diagnoses",
-) -> Options:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Return a reader's options. A roll-up without a mode's name applies to the mode `default`."""
     rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
-    found: Options = {
+    found: dict[str, Any] = {
         "vocabularies": _read_lists(codes, modes),
         "rolled_up": _read_named("--roll-up", rolled),
         "min_patients": min_patients,
@@ -72,6 +71,8 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
         shared = {name: given.pop(name) for name in names}
+        if shared["codes"] and shared["top"] == "x".join(map(str, reader.modes.values())):
+            shared["top"] = ""
         if "window" in given:
             given["window_days"] = given.pop("window") or None
         given |= {name: _option_value(name, option, given[name])
@@ -121,7 +122,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
     yield "codes", CodeLists, None
     yield "rolled_up", Rolled, None
     yield "min_patients", Least, reader.min_patients
-    yield "memory", Memory, "2GB"
+    yield "memory", Memory, MEMORY
     yield "force", opt.Force, False
 
 
@@ -235,7 +236,7 @@ def data_events(
     codes: CodeLists = None,
     rolled_up: Rolled = None,
     min_patients: Least = 1,
-    memory: Memory = "2GB",
+    memory: Memory = MEMORY,
     force: opt.Force = False,
 ) -> None:
     """Read any EHR from one table per feature mode, with one row per event.

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from dpfact_flower.data.tables import MEMORY, connect, count_rows, literal, quoted
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -27,41 +28,44 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Options(TypedDict, total=False):
+@dataclass(frozen=True, kw_only=True)
+class Options:
     """Options that all readers share.
 
     `top` contains, for each mode, the number of most frequent codes to keep (None: all codes).
-    `vocabularies` contains public code lists to use instead of the most frequent codes. `top` and
-    `vocabularies` follow the order of the modes. `rolled_up` maps modes to groupings of codes,
-    which are applied before `top`. Sites with fewer than `min_patients` patients are merged into
-    the site ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as
-    empty rows. `memory` limits the memory that DuckDB uses before it spills to disk.
+    `vocabularies` contains public code lists, which replace `top`. Both follow the order of the
+    modes. `rolled_up` maps modes to groupings of codes, which are applied before `top`. Sites with
+    fewer than `min_patients` patients are merged into the site ``other``. If `keep_empty` is true,
+    patients without co-occurring codes are kept as empty rows. `memory` limits the memory that
+    DuckDB uses before it spills to disk.
     """
 
-    top: Sequence[int | None] | None
-    vocabularies: Sequence[Vocabulary] | None
-    rolled_up: Mapping[str, str | Path] | None
-    min_patients: int
-    keep_empty: bool
-    memory: str
+    top: Sequence[int | None] | None = None
+    vocabularies: Sequence[Vocabulary] | None = None
+    rolled_up: Mapping[str, str | Path] | None = None
+    min_patients: int = 1
+    keep_empty: bool = False
+    memory: str = MEMORY
+
+    def __post_init__(self) -> None:
+        if type(self.min_patients) is not int or self.min_patients < 1:
+            least = f"need an integer of at least 1, got {self.min_patients!r}"
+            raise SettingsError(f"min-patients: {least}")
+        if self.vocabularies is not None and self.top is not None:
+            raise SettingsError("top: cannot be combined with vocabularies")
 
 
 @contextmanager
 def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
-    """Check the options, and open a connection with empty tables for a reader to fill."""
-    if unknown := options.keys() - Options.__annotations__.keys():
-        raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
+    """Check the modes, and open a connection with empty tables for a reader to fill."""
     if len({mode.lower() for mode in modes}) < len(modes):
         raise SettingsError(f"modes: names must differ by more than case; got {', '.join(modes)}")
-    if unknown := (options.get("rolled_up") or {}).keys() - set(modes):
+    if unknown := (options.rolled_up or {}).keys() - set(modes):
         raise SettingsError(
             f"roll-up: no mode is named {', '.join(sorted(unknown))}; the modes are "
             f"{', '.join(modes)}; write MODE=HOW"
         )
-    least = options.get("min_patients", 1)
-    if type(least) is not int or least < 1:
-        raise SettingsError(f"min-patients: need an integer of at least 1, got {least!r}")
-    with connect(options.get("memory", MEMORY)) as connection:
+    with connect(options.memory) as connection:
         connection.execute(
             """SET preserve_insertion_order = false;
                CREATE TEMP TABLE read_report (place VARCHAR, what VARCHAR, number BIGINT);

@@ -106,7 +106,7 @@ def build_cohort(
     into the site ``other``, which may still have fewer than `min_patients` patients.
     """
     refuse_equal_hashes(connection)
-    for mode, how in (options.get("rolled_up") or {}).items():
+    for mode, how in (options.rolled_up or {}).items():
         roll_up(connection, mode, how)
     vocabularies = choose_vocabularies(connection, modes, options)
     _name_sites(connection, name)
@@ -120,8 +120,7 @@ def build_cohort(
             f"{name}: no patient has an event of each of {events} within {window}; is the "
             "window too short, or does a code list belong to another hospital?"
         )
-    least, keep_empty = options.get("min_patients", 1), options.get("keep_empty", False)
-    _assign_sites(connection, least, keep_empty, row_unit)
+    _assign_sites(connection, options.min_patients, options.keep_empty, row_unit)
     sites = [
         _site(connection, number, site, vocabularies, labels, row_unit)
         for number, site in connection.execute(
@@ -139,8 +138,7 @@ def choose_vocabularies(
     The most frequent codes depend on patients' data, and no privacy guarantee covers these codes.
     Use public lists unless the data is public.
     """
-    given = options.get("vocabularies")
-    if given is not None:
+    if (given := options.vocabularies) is not None:
         if [v.name for v in given] != list(modes):
             raise SettingsError(
                 f"vocabularies: need {', '.join(modes)} in this order, "
@@ -149,7 +147,7 @@ def choose_vocabularies(
         for vocabulary in given:
             _check_codes(connection, vocabulary)
         return tuple(map(named, given))
-    top = options.get("top") or [None] * len(modes)
+    top = options.top or [None] * len(modes)
     if len(top) != len(modes) or not all(
         size is None or (type(size) is int and size > 0) for size in top
     ):

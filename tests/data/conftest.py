@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.data.clinical_events import reading
+from dpfact_flower.data.clinical_events import Options, reading
 
 
 @pytest.fixture(scope="module")
 def connection():
     """One DuckDB connection per module, whose tables the tests replace."""
-    with reading({}, []) as opened:
+    with reading(Options(), []) as opened:
         yield opened
 
 

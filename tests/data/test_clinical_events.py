@@ -9,7 +9,7 @@ from dpfact_flower.errors import DataError
 
 @pytest.fixture
 def connection():
-    with events.reading({}, ["dx"]) as opened:
+    with events.reading(events.Options(), ["dx"]) as opened:
         yield opened
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.data.clinical_events import add_events, reading, table_of
+from dpfact_flower.data.clinical_events import Options, add_events, table_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort, choose_vocabularies
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -39,7 +39,7 @@ def fill(connection, patients, events, descriptions=()):
 
 def build(connection, modes=MODES[:2], window=None, labels=(), **options):
     given = {"vocabularies": [Vocabulary(mode, CODES) for mode in modes]} | options
-    return build_cohort(connection, "c", modes, window or Window(), given, labels)
+    return build_cohort(connection, "c", modes, window or Window(), Options(**given), labels)
 
 
 def in_window(events, window):
@@ -182,21 +182,18 @@ def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(conne
         ],
         [("procedures", "often", "told"), ("diagnoses", "often", "another's")],
     )
-    procedures, diagnoses = choose_vocabularies(connection, MODES[:2], {"top": (3, None)})
+    procedures, diagnoses = choose_vocabularies(connection, MODES[:2], Options(top=(3, None)))
     assert procedures.codes == ("often", "a", "b")
     assert procedures.descriptions == ("told", "", "")
     assert diagnoses.codes == ("01",)
 
 
-def test_windows_are_checked():
+def test_windows_and_options_are_checked():
     for days in (-1, 1.5, True, "30"):
         with pytest.raises(SettingsError, match="window days"):
             Window(days=days)
     assert Window(None, same_encounter=False) == Window(None, same_encounter=True)
 
-
-@pytest.mark.parametrize("least", [0, 1.5, True])
-def test_min_patients_is_checked_before_anything_is_read(least):
-    refused = pytest.raises(SettingsError, match="min-patients")
-    with refused, reading({"min_patients": least}, MODES):
-        pytest.fail("tables would be read")
+    for least in (0, 1.5, True):
+        with pytest.raises(SettingsError, match="min-patients"):
+            Options(min_patients=least)

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from dpfact_flower.data.clinical_events import add_events, read_report, reading, table_of
+from dpfact_flower.data.clinical_events import Options, add_events, read_report, reading, table_of
 from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.tables import count_rows
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 def rolled(codes, how, texts=None, mode="dx"):
     """Return the groups and descriptions of one mode's codes, all events of one encounter."""
-    with reading({}, [mode]) as connection:
+    with reading(Options(), [mode]) as connection:
         connection.execute(
             """CREATE TEMP TABLE given
                (patient TEXT DEFAULT 'p', encounter TEXT DEFAULT 'e', time BIGINT, code TEXT)"""

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.data.clinical_events import Options, add_events, count, reading, table_of
 from dpfact_flower.data.cooccurrence import RESERVED_COLUMNS, Window, build_cohort
@@ -176,7 +176,7 @@ def read(
     sites: LabelTable | None = None,
     labels: Mapping[str, LabelTable] | None = None,
     dialect: Dialect | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
@@ -184,17 +184,15 @@ def read(
     and `dialect` apply to tables that are not an `EventTable`. `name` is the name of the single
     site, or of the cohort if there is a table of `sites`. Patients who are not in the table of
     sites are left out. Events occur together if they are at most `window_days` days apart. If
-    `window_days` is None, events occur together if they belong to one encounter.
+    `window_days` is None, events occur together if they belong to one encounter. `options` are the
+    fields of `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:
         raise SettingsError(f"modes: need two or more feature modes, got {len(modes)}")
     for what in (name, *modes):
         check_name("name of site or mode", what)
-    vocabularies = options.get("vocabularies")
-    if vocabularies is not None and options.get("top") is not None:
-        raise SettingsError("top: cannot be combined with vocabularies")
-    columns, dialect = columns or Columns(), dialect or Dialect()
+    columns, dialect, shared = columns or Columns(), dialect or Dialect(), Options(**options)
     sources = {
         mode: table if isinstance(table, EventTable) else EventTable([table], columns, dialect)
         for mode, table in tables.items()
@@ -202,7 +200,7 @@ def read(
     window = Window(window_days)
     labels = labels or {}
     _check_labels(labels)
-    with reading(options, modes) as connection:
+    with reading(shared, modes) as connection:
         for mode, source in sources.items():
             _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
@@ -212,12 +210,12 @@ def read(
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
-        if vocabularies is None:
+        if shared.vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, and no privacy guarantee covers the "
                 "lists: sites of a federation need the same public lists (--codes, vocabularies=)"
             )
-        return build_cohort(connection, name, modes, window, options, tuple(labels))
+        return build_cohort(connection, name, modes, window, shared, tuple(labels))
 
 
 def _check_labels(labels: Mapping[str, LabelTable]) -> None:

@@ -6,9 +6,8 @@ feature mode, or a single frame with a column ``mode``.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
-from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import Rows, columns_of, connect, literal, quoted
@@ -31,7 +30,7 @@ def read_events(
     time_format: str = "",
     window_days: int | None = 30,
     labels: Any = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Cohort:
     """Read DataFrames of events into one tensor per site.
 
@@ -81,7 +80,7 @@ def read_events(
 
 
 def read_sites(
-    frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
+    frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Any
 ) -> Cohort:
     """Read each site's frame of events into a tensor. Each frame must have a column ``mode``."""
     if any(SITE in _columns(frame) for frame in frames.values()):
@@ -101,7 +100,7 @@ def _columns(frame: Any) -> set[str]:
     return {name.strip().lower() for name in columns_of(frame)}
 
 
-def _by_mode(events: Rows, column: str, options: Options) -> dict[str, Rows]:
+def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
     """Return rows by mode, in the order of the vocabularies or of each mode's first row."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     text = f"{quoted(column)}::VARCHAR"

@@ -43,7 +43,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from dpfact_flower.data.clinical_events import Options, add_events, count, reading
 from dpfact_flower.data.code_names import SYSTEMS, names_of
@@ -232,8 +232,9 @@ def read(
     modes = script.chosen(values)
     for what in (name, *modes):
         check_name("name of site or mode", what)
-    top = [script.modes.get(mode) or None for mode in modes]
-    options = cast("Options", {"top": top, "min_patients": script.min_patients} | given)
+    if given.get("vocabularies") is None:
+        given = {"top": [script.modes.get(mode) or None for mode in modes]} | given
+    options = Options(**{"min_patients": script.min_patients} | given)
     with reading(options, modes) as connection:
         values |= {"name": name, "source": str(source), "file": Path(source).name}
         work = _Work(script, connection, modes, values)

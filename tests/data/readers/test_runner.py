@@ -11,8 +11,10 @@ import pytest
 
 from dpfact_flower.data.readers import runner
 from dpfact_flower.data.readers.runner import read
+from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.machine import registry
+from tests.commands import dpfact
 from tests.data.readers.cells import cells_of
 
 HEAD = """/*
@@ -65,6 +67,8 @@ def test_a_script_of_ones_own(source, tmp_path):
     for level in (0, True, "1"):
         with pytest.raises(SettingsError, match="level: must be an integer of at least 1; got"):
             read(script, source, level=level)
+    with pytest.raises(SettingsError, match="top: cannot be combined with vocabularies"):
+        read(script, source, top=[1, 1], vocabularies=[])
     cohort = read(script, source, level=1)
     assert cells_of(cohort) == {("ward", "ann", "I", "s"): 1}
     assert cohort.name == "own"
@@ -73,6 +77,15 @@ def test_a_script_of_ones_own(source, tmp_path):
         ("stays", "stays without a ward", 1),
         ("wards", "tables missing: wards have no names", 1),
     )
+
+
+def test_code_lists_replace_the_scripts_numbers_of_codes(source, tmp_path):
+    lists = []
+    for mode, code in (("dx", "I1"), ("rx", "se")):
+        (tmp_path / f"{mode}.csv").write_text(f"code\n{code}\n")
+        lists.append(f"--codes={mode}={tmp_path / mode}.csv")
+    dpfact("data", written(tmp_path, HEAD + BODY), source, "--out", tmp_path / "out", *lists)
+    assert Cohort.load(tmp_path / "out").vocabularies[0].codes == ("I1",)
 
 
 @pytest.mark.parametrize(("known", "is_read"), [("17.0", False), ("17.05", True), ("b17.0", True)])
