@@ -41,11 +41,15 @@ NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(nul
     '#ref!', '#value!', '#num!', '#name?', '#div/0!')"""
 """SQL condition for texts that programs write for missing values."""
 _DAY, _CLOCK = r"\d\d\d\d(-\d\d-|/\d\d/)\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
-ISO_TIMES = {
-    "TIMESTAMP": f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')",
-    "TIMESTAMPTZ": f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z| UTC|[+-]\\d\\d(:?\\d\\d)?)')",
-}
+LOCAL_TIME = f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')"
+ZONED_TIME = f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z| UTC|[+-]\\d\\d(:?\\d\\d)?)')"
 """SQL conditions for times without and with an offset from UTC: ISO 8601, 2024/05/31, 14:05 UTC."""
+_CAST = "make_timestamp(epoch_us(try_cast(replace({0}, ',', '.') AS"
+TIME = (
+    f"CASE WHEN {LOCAL_TIME} THEN {_CAST} TIMESTAMP))) "
+    f"WHEN {ZONED_TIME} THEN {_CAST} TIMESTAMPTZ))) END"
+)
+"""SQL that parses a time. A time with an offset from UTC is converted to UTC."""
 
 
 @dataclass(frozen=True)

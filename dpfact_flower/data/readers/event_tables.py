@@ -24,8 +24,9 @@ from dpfact_flower.data.clinical_events import Options, add_events, count, readi
 from dpfact_flower.data.cooccurrence import RESERVED_COLUMNS, Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
-    ISO_TIMES,
     NO_VALUE,
+    TIME,
+    ZONED_TIME,
     Dialect,
     Rows,
     Table,
@@ -53,8 +54,6 @@ _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 _NO_ID = f"({NO_VALUE} OR lower({{0}}) = 'na')"
 _NO_TEXT = f"({{0}} IS NULL OR {_NO_ID} OR {_UNPRINTABLE})"
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
-_ZONED, _MISTIMED = 10**12, -(10**12)
-"""The number added to minutes if a time has a UTC offset, and the value of an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation|schl(ü|ue)ssel"),
@@ -289,15 +288,15 @@ def _load_rows(
             mode, [names[what] for what in needed],
             optional=[name for what, name in names.items() if name and what not in needed],
         ),
-        select=", ".join(
-            f"{sql[what]} AS {what}" for what in ("patient", "encounter", "code", "description")
-        ) + f", {_minutes(sql['time'], source.time_format)} AS time",
+        select=", ".join(f"{column} AS {what}" for what, column in sql.items()),
         dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
     _refuse_header(connection, "loaded", place, {w: names[w] for w in ("patient", "code")})
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
+    parsed, zoned = TIME.format("time"), ZONED_TIME.format("time")
     if source.time_format:
+        parsed, zoned = f"try_strptime(time, {literal(source.time_format)})", "false"
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
     rules = [  # column, SQL for wrong values, and the requirement
@@ -305,9 +304,8 @@ def _load_rows(
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
         ("encounter", f"length(encounter) < 8 AND {_NO_ID.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
-        ("time", f"time = {_MISTIMED}", f"be {form}, or blank"),
+        ("time", f"time IS NOT NULL AND {parsed} IS NULL", f"be {form}, or blank"),
     ]  # fmt: skip
-    zoned = f"time > {_ZONED // 2}"
     asked = ["true", zoned, window.unplaced, "time IS NOT NULL", *(wrong for _, wrong, _ in rules)]
     found = count_each(connection, "loaded", asked)
     rows, some_zoned = found["true"], found[zoned]
@@ -322,13 +320,14 @@ def _load_rows(
             f"{place}: column {names['time']} must have an offset from UTC in every row or in "
             f"none; {some_zoned} of {rows} row(s) have one"
         )
-    if some_zoned:
-        connection.execute(f"UPDATE loaded SET time = time - {_ZONED}")
     if found[window.unplaced] == rows:
         raise DataError(
             f"{place}: column {names[window.column]} must place events in a window; all {rows} "
             "row(s) are blank"
         )
+    connection.execute(
+        f"ALTER TABLE loaded ALTER time TYPE BIGINT USING floor(epoch_us({parsed}) / 60000000)"
+    )
     return found
 
 
@@ -379,21 +378,6 @@ def _refuse_header(
             f"{place}: {repeated} row(s) repeat the names of the columns; delete these rows if "
             "several files were joined into one"
         )
-
-
-def _minutes(time: str, time_format: str) -> str:
-    """Return SQL that parses a time into minutes since 1970 (see `_ZONED` and `_MISTIMED`)."""
-    whole = "floor(epoch_us({}) / 60000000)::BIGINT"
-    if time_format:
-        minutes = whole.format(f"try_strptime({time}, {literal(time_format)})")
-    else:
-        local, zoned = (
-            f"WHEN {form.format(time)} THEN "
-            + whole.format(f"try_cast(replace({time}, ',', '.') AS {kind})")
-            for kind, form in ISO_TIMES.items()
-        )
-        minutes = f"CASE {local} {zoned} + {_ZONED} END"
-    return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minutes}, {_MISTIMED}) END"
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:

@@ -50,7 +50,16 @@ from dpfact_flower.data.code_names import SYSTEMS, names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.sources import Source, open_source
-from dpfact_flower.data.tables import ISO_TIMES, Table, count_rows, literal, quoted, refuse_rows
+from dpfact_flower.data.tables import (
+    LOCAL_TIME,
+    TIME,
+    ZONED_TIME,
+    Table,
+    count_rows,
+    literal,
+    quoted,
+    refuse_rows,
+)
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.machine.registry import Registry
@@ -80,20 +89,13 @@ _DATE = """CASE
     THEN try_cast(left({0}, 10) AS DATE)
     WHEN regexp_full_match({0}, '\\d{{8}}') THEN try_strptime({0}, '%Y%m%d')::DATE END"""
 """SQL that parses a date (2024-05-31, 2024/05/31 or 20240531)."""
-_TIME = " ".join(
-    f"WHEN {form} THEN make_timestamp(epoch_us(try_cast(replace({{0}}, ',', '.') AS {kind})))"
-    for kind, form in ISO_TIMES.items()
-)
-_TIME = f"CASE {_TIME} END"
-"""SQL that parses a time. A time with an offset from UTC is converted to UTC."""
-
 _FORMS = {
     # A cast alone would round 1.5.
     "BIGINT": ("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"),
     "BOOLEAN": ("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
     # Casts alone would take 31-05-24 for the year 31, and drop offsets from UTC, AM and PM.
     "DATE": (f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date like 2024-05-31", _DATE),
-    "TIMESTAMP": (f"{{0}} IS NOT NULL AND {_TIME} IS NULL", "a time like 2024-05-31 14:05", _TIME),
+    "TIMESTAMP": (f"{{0}} IS NOT NULL AND {TIME} IS NULL", "a time like 2024-05-31 14:05", TIME),
     "VARCHAR": ("false", "a text", "{0}"),
     "VARCHAR[]": ("false", "a text", "{0}"),
 }  # fmt: skip
@@ -365,7 +367,7 @@ class _Work:
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
-            local, zoned = (form.format(column) for form in ISO_TIMES.values())
+            local, zoned = LOCAL_TIME.format(column), ZONED_TIME.format(column)
             if kind == "TIMESTAMP" and count_rows(connection, into, local):
                 right = "with an offset from UTC in every row or in none"
                 refuse_rows(connection, into, zoned, place, column, right)
