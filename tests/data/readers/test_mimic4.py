@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from dpfact_flower.data.readers.runner import read
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from tests.data.readers.cells import cells_of, described
 
 pytestmark = pytest.mark.slow
@@ -179,5 +179,3 @@ def test_a_missing_table_and_a_wrong_option_are_named(folder):
     says = r"lacks the table icustays; tried icustays\.csv.*, here and in hosp, icu"
     with pytest.raises(DataError, match=says):
         read("mimic4", folder)
-    with pytest.raises(SettingsError, match="by: must be one of careunit, service"):
-        read("mimic4", folder, by="ward")

@@ -10,7 +10,7 @@ import pytest
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.notebook.federated import federate
@@ -108,8 +108,6 @@ def test_what_cannot_be_read_is_named(file, tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=f"{name}: {says}"):
             read("nhds", tmp_path / name)
-    with pytest.raises(SettingsError, match="by: must be one of region, beds, ownership"):
-        read("nhds", file, by="size")
 
 
 def test_one_command_says_discharges(file, tmp_path):

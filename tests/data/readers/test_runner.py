@@ -111,11 +111,9 @@ def test_whole_identifiers_that_were_written_as_fractions_are_refused(
         ("TIMESTAMP", "2024-05-31T14:05:00,5", "2024-05-31 14:05:00.5"),
         ("TIMESTAMP", "2024-05-31 14:05:00+02:00", "2024-05-31 12:05:00"),
         ("TIMESTAMP", "2024-05-31 14:05:00.25 UTC", "2024-05-31 14:05:00.25"),
-        ("TIMESTAMP", "2024-05-31 02:05 PM", None),
-        ("TIMESTAMP", "2024/05/31 14:05", "2024-05-31 14:05:00"),
         ("DATE", "2024/05/31", "2024-05-31"),
         ("DATE", "2024/05-31", None),
-        ("TIMESTAMP", "infinity", None),
+        ("TIMESTAMP", "31-05-24", None),
     ],
 )
 def test_times_are_read_whole_or_refused(kind, text, found, source, tmp_path):
