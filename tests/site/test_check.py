@@ -158,6 +158,13 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place, runni
     assert len(faults(place)) == 5
 
 
+def test_an_executor_of_another_hospital_is_not_this_ones(place, running):
+    other = [word.replace("north.toml", "south.toml") for word in running[1].words]
+    running[1] = replace(running[1], words=other)
+    (fault,) = faults(place)["the executor is the one from this package"]
+    assert "no dpfact site answer with --config" in fault
+
+
 def test_the_check_does_not_take_itself_for_the_executor(place, running):
     words = ["python", "/opt/bin/dpfact", "site", "check", "--config", f"{place}/site/north.toml"]
     running.insert(0, Process(3, ME + 1, words, {}, place))  # process ids start again
