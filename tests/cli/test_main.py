@@ -170,7 +170,7 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
         (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),
         (["data", "show", "file"], "error (data): file/cohort.json: no such file; is this a"),
-        (["report", "file"], "error (data): file/summary.json: not readable"),
+        (["report", "file"], "error (data): file/global_model.npz: no such file; is this the"),
         (["run", "--out", "x", "--app", "app"], "error (settings): --app: app/pyproject.toml is"),
     ],
 )
