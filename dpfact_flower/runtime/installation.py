@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.files import create_once, private_folder
+from dpfact_flower.machine.files import create_once, private_folder, replacing
 from dpfact_flower.privacy.secure_sum.keys import fingerprint
 from dpfact_flower.settings import Scalar
 
@@ -62,8 +62,9 @@ def renew_centre(folder: Path, name: str) -> None:
     """Write a new key and certificate for the centre's server, signed by the centre's authority."""
     _check(name)
     key, certificate = new_server(name, (folder / "ca.key").read_bytes())
-    (folder / "server.key").unlink(missing_ok=True)
-    create_once(folder / "server.key", key)
+    with replacing(folder / "server.key") as file:
+        os.fchown(file.fileno(), folder.stat().st_uid, -1)  # root renews the key for the service
+        file.write(key)
     (folder / "server.pem").write_bytes(certificate)
 
 
