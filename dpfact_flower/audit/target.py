@@ -45,6 +45,8 @@ class AuditTarget:
         """Plan a run as the server would, for `sites` sites and without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
+        if privacy.secure_sums:
+            raise SettingsError("secure-sums: audits are for sites alone; set it to false")
         plan = plan_patient(privacy, sizes=site.tensor.feature_shape, rank=solver.rank, sites=sites)
         return cls(site, privacy.sent(solver), replace(plan.settle(privacy), noise_seed=-1), plan)
 

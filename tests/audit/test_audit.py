@@ -147,13 +147,14 @@ def test_a_target_is_planned_as_a_server_would_and_its_noise_has_no_seed(cohort)
 
 
 @pytest.mark.parametrize(
-    ("mode", "site", "says"),
-    [("none", "", "audits are for 'patient'"),
-     ("patient", "nowhere", "must be one of site-1, site-2, site-3")],
+    ("privacy", "site", "says"),
+    [({"privacy": "none"}, "", "audits are for 'patient'"),
+     ({"secure_sums": True}, "", "secure-sums: .* set it to false"),
+     ({}, "nowhere", "must be one of site-1, site-2, site-3")],
 )  # fmt: skip
-def test_a_mode_without_audit_and_a_site_that_is_not_there_are_refused(cohort, mode, site, says):
+def test_a_mode_without_audit_and_a_site_that_is_not_there_are_refused(cohort, privacy, site, says):
     with pytest.raises(SettingsError, match=says):
-        audit(cohort, SolverSettings(), PrivacySettings(privacy=mode), site=site)
+        audit(cohort, SolverSettings(), PrivacySettings(**privacy), site=site)
 
 
 AUDITS = ("sensitivity", "noise", "likelihood")
