@@ -3,7 +3,6 @@
 Each loss's gradient is compiled into the kernels, so that the kernels need not look up the loss.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ class Loss:
     value: CellFunction
     """The function f, which takes two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm, which is compiled and may therefore use only arithmetic on numbers."""
+    """The derivative df/dm, which takes two numbers. It is compiled, so use only what numba can."""
     nothing: Callable[[float], float]
     """Function that returns a constant model's value, given the mean of the data."""
     counts: bool = True
@@ -45,11 +44,9 @@ class Loss:
         return self is squared
 
     @property
-    def tag(self) -> str:
-        """Cache name for the compiled gradient, with a digest of the gradient's code."""
-        code = self.gradient.__code__
-        digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
-        return f"{self.name}.{digest.hexdigest()[:8]}"
+    def is_own(self) -> bool:
+        """Whether the gradient is this module's, so that numba notices all changes of it."""
+        return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:
         """Refuse settings that cannot be used with this loss."""

@@ -88,7 +88,9 @@ def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     The mean is taken over phenotypes. Assume that one phenotype explains each entry exactly.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
-    rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))
+    slope = np.vectorize(loss.gradient, otypes=[float])  # a gradient takes only numbers
+    counts, places = np.unique(x, return_inverse=True)  # few, so that `slope` is fast
+    rise = (slope(counts, counts * (1 + by)) - slope(counts, counts * (1 - by)))[places]
     along = float(np.mean(rise * x)) / (2 * by)
     rows = [
         np.square(factor, dtype=np.float64).sum(axis=1)[tensor.indices[:, n]].mean()

@@ -1,5 +1,8 @@
 """Losses other than the squared loss, compared with slow references and pyttb."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 
@@ -117,12 +120,24 @@ def test_presence_is_all_that_bernoulli_looks_at():
     assert losses.find("poisson").prepared(tensor) is tensor
 
 
-def test_machine_code_is_told_apart_by_the_gradient():
-    first, second = (
-        Loss("mine", lambda x, m: m, gradient, lambda mean: mean)
-        for gradient in (lambda x, m: m - x, lambda x, m: m - 2 * x)
-    )
-    assert first.tag != second.tag
+@pytest.mark.slow  # compiles kernels
+def test_a_gradient_of_numbers_is_compiled_again_when_what_it_reads_changes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    case = make_problem()
+    for scale in (1.0, 0.0):
+        (tmp_path / "mine.py").write_text(
+            f"SCALE = {scale}\ndef gradient(x, m):\n    return SCALE * (m - x if m > x else m - x)"
+        )
+        sys.modules.pop("mine", None)
+        gradient = importlib.import_module("mine").gradient
+        mine = Loss("mine", lambda x, m: 0.5 * (m - x) ** 2, gradient, lambda mean: mean)
+        monkeypatch.setitem(losses._more, "mine", mine)
+        result = solve(
+            case.tensor, case.factors, case.anchors, asked("mine", gamma=-1.0, tau=1),
+            np.random.default_rng(0),
+        )  # fmt: skip
+        moved = not np.array_equal(result.factors[0], case.factors[0])
+        assert moved == (scale > 0)
 
 
 def test_a_clip_bounds_rows_as_paper_mode_claims():

@@ -113,7 +113,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
     """Compile two kernels for a loss: one for three modes, and one for any number of modes."""
     gradient = register_jitable(inline="always")(loss.gradient)
 
-    @compiled(loss.tag, **FAST)
+    @compiled(loss.name, cache=loss.is_own, **FAST)
     def three(
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
@@ -138,7 +138,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
                 floor,
             )  # fmt: skip
 
-    @compiled(loss.tag, **FAST)
+    @compiled(loss.name, cache=loss.is_own, **FAST)
     def any_number(
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
