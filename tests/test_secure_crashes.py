@@ -186,7 +186,7 @@ def stages(tmp_path, watched, monkeypatch):
         return deliver(message)
 
     grid._deliver = note
-    monkeypatch.setattr(grids, "thread_count", lambda: 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     watched.server().start(grid)
     assert found.keys() == {("keys", 1), *itertools.product(("sum", "open"), (1, 2))}
     return watched, found
@@ -340,7 +340,7 @@ def test_a_run_that_began_with_fewer_sites_goes_on_with_these(tmp_path, watched)
 
 
 def test_a_site_that_died_uncharged_takes_part_on_other_terms(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr(grids, "thread_count", lambda: 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     begun = watched.server(run_dir=tmp_path / "run")
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "charge", killed)

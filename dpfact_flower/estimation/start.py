@@ -32,7 +32,7 @@ from dpfact_flower.estimation.pair_fit import (
     solve_usages,
     times,
 )
-from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import Factors, Floats
 
 _logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def _best_candidate(
     candidates = _candidates(seen, rank, noise)
     rngs = rng.spawn(len(candidates))
     seeded = [partial(begin, own) for begin, own in zip(candidates, rngs, strict=True)]
-    found = [each for each in in_order(judged, seeded, threads=thread_count()) if each]
+    found = [each for each in in_order(judged, seeded) if each]
     best, score = max(found, key=lambda each: each[1])  # the first of equal scores
     _logger.info(
         "start: best of %d candidates; explains %.6g of held-out data, the others %s",

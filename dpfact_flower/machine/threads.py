@@ -70,9 +70,13 @@ one_blas_thread = _OneBlasThread()
 
 
 def in_order(
-    function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
+    function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int = 0
 ) -> Iterator[_Result]:
-    """Yield the results of ``map(function, parts)``, computed in up to `threads` threads."""
+    """Yield the results of ``map(function, parts)``, computed in up to `threads` threads.
+
+    If `threads` is 0, the limit is `thread_count`.
+    """
+    threads = threads or thread_count()
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # a single part needs no other thread

@@ -11,7 +11,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _SERVER_NODE_ID = _RUN_ID = 1
@@ -75,9 +75,8 @@ class InProcessGrid(Grid):
         numbered = {f"message-{next(self._ids)}": message for message in messages}
         for message_id, message in numbered.items():
             message.metadata.__dict__["_message_id"] = message_id
-        threads = min(thread_count(), len(numbered))
         with one_blas_thread:
-            replies = in_order(self._deliver, numbered.values(), threads=threads)
+            replies = in_order(self._deliver, numbered.values())
             self._replies.update(zip(numbered, replies, strict=True))
         return list(numbered)
 

@@ -29,7 +29,7 @@ from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.legacy import DPFact as Legacy
 from dpfact_flower.machine.logs import ProgressCallback, no_progress, use_flower_handler
-from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.superlink import MEASURING_LINE
@@ -168,7 +168,7 @@ def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
             log_privately(site.name, error)
 
     with one_blas_thread:
-        list(in_order(fitted, cohort.sites, threads=thread_count()))
+        list(in_order(fitted, cohort.sites))
 
 
 def _write(

@@ -11,7 +11,7 @@ from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_coun
 from tests.patience import PATIENCE
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [0, 1, 2, 5])
 def test_results_come_in_the_order_of_the_parts(threads):
     done = [threading.Event() for _ in range(20)]
 

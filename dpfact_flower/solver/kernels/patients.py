@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
-from dpfact_flower.machine.threads import in_order, thread_count
+from dpfact_flower.machine.threads import in_order
 from dpfact_flower.solver.kernels.instructions import (
     Offsets,
     Registers,
@@ -78,7 +78,7 @@ def update_rows(
     product, inner = np.zeros((tensor.shape[1], width)), 0.0
     gram = np.zeros((width + _SUMS, width))
     parts = list(itertools.pairwise(fibres.chunks.tolist()))
-    for out, part_of_inner, part_of_gram in in_order(part, parts, threads=thread_count()):
+    for out, part_of_inner, part_of_gram in in_order(part, parts):
         product += out
         inner += part_of_inner
         gram += part_of_gram
