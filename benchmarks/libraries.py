@@ -19,7 +19,8 @@ from benchmarks.rows import Row, Timing, ratio, timed, value_of
 from benchmarks.scale import Scale
 from benchmarks.solver import in_turn, start
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver import LocalProblem, exact
+from dpfact_flower.solver import LocalProblem
+from dpfact_flower.solver.exact import exact
 from dpfact_flower.tensor import SparseTensor
 
 _DENSE = 20_000_000

@@ -13,9 +13,11 @@ from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
-from dpfact_flower.solver import LocalProblem, exact, psgd
+from dpfact_flower.solver import LocalProblem
+from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import visits
+from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import stack_factors
 

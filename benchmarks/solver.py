@@ -12,11 +12,13 @@ from benchmarks.scale import Scale, first_request
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.elastic import initial_state
 from dpfact_flower.site.round import local_settings, scaled
-from dpfact_flower.solver import LocalProblem, exact, psgd
+from dpfact_flower.solver import LocalProblem
+from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.mttkrp import Fibres, stacked_mttkrp
+from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array

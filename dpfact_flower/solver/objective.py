@@ -48,10 +48,10 @@ class LocalResult:
     For losses other than the squared loss, the sum over zero cells is estimated; see `psgd`."""
     eta: float
     """Step size for the next round. The exact solver neither uses nor changes the step size."""
-    rollbacks: int
+    rollbacks: int = 0
     """Number of psgd passes that were undone and repeated with half the step size."""
-    grams: tuple[Array, ...]
-    """Gram matrix of every factor; see `dpfact_flower.tensor.cp.gram`."""
+    grams: tuple[Array, ...] = ()
+    """Gram matrix of every factor, if known; see `dpfact_flower.tensor.cp.gram`."""
     error: SquaredError | None = None
     """Squared error, accurate to 1e-6 times ||X||^2. psgd returns an error only for the squared
     loss. The exact solver's error covers all cells, but not the non-zero cells separately."""

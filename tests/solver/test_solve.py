@@ -5,7 +5,9 @@ import pytest
 
 from dpfact_flower.errors import DataError, DivergenceError, SettingsError
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver import exact, psgd, solve
+from dpfact_flower.solver import solve
+from dpfact_flower.solver.exact import exact
+from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
