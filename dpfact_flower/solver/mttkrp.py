@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
-from dpfact_flower.machine.threads import in_order, thread_count
-from dpfact_flower.solver.kernels import sgd
+from dpfact_flower.machine.threads import in_order
 from dpfact_flower.solver.kernels.instructions import (
     Offsets,
     Pointer,
@@ -36,6 +35,7 @@ from dpfact_flower.solver.kernels.instructions import (
     pointer,
     read,
     store,
+    total,
     zeros,
 )
 from dpfact_flower.tensor import Array, Factors, SparseTensor, SquaredError
@@ -125,7 +125,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int) -> Array:
     total = np.zeros((size if mode > 0 else 0, width))
     ends = fibres.patients[fibres.blocks[fibres.chunks]].tolist()
     ranges = list(itertools.pairwise(ends))
-    for out in in_order(part, ranges, threads=thread_count()):
+    for out in in_order(part, ranges):
         if mode > 0:
             total += out
     return total if mode > 0 else patients
@@ -212,10 +212,10 @@ def squared_error(
         offsets = row_offsets((end - first, *tensor.feature_shape))
         offsets[0] = -first
         entries = slice(*fibres.starts[fibres.patients[[first, end]]])
-        return sgd.squares(stack, tensor.indices[entries], tensor.values[entries], offsets)
+        return entry_sums(stack, tensor.indices[entries], tensor.values[entries], offsets)
 
     chunks = list(itertools.pairwise(fibres.blocks[fibres.chunks].tolist()))
-    parts = list(in_order(part, chunks, threads=thread_count()))
+    parts = list(in_order(part, chunks))
     nonzeros = sum(squares for squares, _, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, _, mass in parts)
@@ -225,4 +225,31 @@ def squared_error(
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:
     """Return ``<X, M>`` for float32 factors, summed in float64."""
     stack = stack_factors(factors)
-    return sgd.squares(stack, tensor.indices, tensor.values, row_offsets(tensor.shape))[1]
+    return entry_sums(stack, tensor.indices, tensor.values, row_offsets(tensor.shape))[1]
+
+
+def entry_sums(
+    stack: Array, indices: Array, values: Array, offsets: Array
+) -> tuple[float, float, float]:
+    """Return float64 sums of (x - m)^2, x m and m^2 over entries x and float32 model values m."""
+    registers = (0,) * (stack.shape[1] // WIDTH)
+    return _entry_sums(registers, stack, indices, values, tuple(offsets.tolist()))
+
+
+@compiled(**FAST)
+def _entry_sums(
+    registers: Registers, stack: Array, indices: Array, values: Array, offsets: tuple[int, ...]
+) -> tuple[float, float, float]:
+    columns, modes = stack.shape[1], len(offsets) - 1
+    factors = pointer(stack)
+    squares, inner, mass = 0.0, 0.0, 0.0
+    for s in range(len(values)):
+        product = load(registers, factors, (offsets[0] + indices[s, 0]) * columns)
+        for n in range(1, modes):
+            row = offsets[n] + indices[s, n]
+            product = mul(product, load(registers, factors, row * columns))
+        model, value = np.float64(total(product)), np.float64(values[s])
+        squares += (value - model) * (value - model)
+        inner += value * model
+        mass += model * model
+    return squares, inner, mass

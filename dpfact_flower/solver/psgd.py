@@ -32,6 +32,7 @@ from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import Visits, entries_by_row, visits, zero_visits
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
+from dpfact_flower.solver.mttkrp import entry_sums
 from dpfact_flower.solver.objective import (
     LocalProblem,
     LocalResult,
@@ -150,7 +151,7 @@ class _State:
             if not self.loss.is_squared:
                 error = _sampled_loss(self.loss, self.sample, stack, factors, zeros=self.zeros > 0)
             else:
-                squares, inner, _ = sgd.squares(stack, tensor.indices, tensor.values, self.offsets)
+                squares, inner, _ = entry_sums(stack, tensor.indices, tensor.values, self.offsets)
                 error = 0.5 * squares
                 if settings.zeros != "none":
                     grams = [patients, *map(gram, factors[1:])]

@@ -124,7 +124,7 @@ class CPModel:
         return dense
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return exact sums of squared errors on a tensor of the same shape.
+        """Return sums of squared errors in float64: slow, the reference for `solver.mttkrp`.
 
         The error over zero cells is ||M||^2 minus the sum of squared model values at the non-zeros.
         This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.

@@ -64,7 +64,8 @@ def visits(
     consists of row numbers in the stack and a count: an entry's value, a zero cell's negated
     weight, or 0 if the draw of a zero cell hit an entry.
     """
-    starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
+    patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
+    starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
     bounds = np.append(first, tensor.n_patients)
     cells = _ZeroCells(tensor, zeros, bounds, model) if zeros else None

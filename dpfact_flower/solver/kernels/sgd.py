@@ -81,33 +81,6 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
         any_number((0,) * whole, stack, anchors, rows, counts, products, *numbers)
 
 
-def squares(
-    stack: Array, indices: Array, values: Array, offsets: Array
-) -> tuple[float, float, float]:
-    """Return float64 sums of (x - m)^2, x m and m^2 over entries x and float32 model values m."""
-    registers = (0,) * (stack.shape[1] // WIDTH)
-    return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
-
-
-@compiled(**FAST)
-def _squares(
-    registers: Registers, stack: Array, indices: Array, values: Array, offsets: tuple[int, ...]
-) -> tuple[float, float, float]:
-    columns, modes = stack.shape[1], len(offsets) - 1
-    factors = pointer(stack)
-    squares, inner, mass = 0.0, 0.0, 0.0
-    for s in range(len(values)):
-        product = load(registers, factors, (offsets[0] + indices[s, 0]) * columns)
-        for n in range(1, modes):
-            row = offsets[n] + indices[s, n]
-            product = mul(product, load(registers, factors, row * columns))
-        model, value = np.float64(total(product)), np.float64(values[s])
-        squares += (value - model) * (value - model)
-        inner += value * model
-        mass += model * model
-    return squares, inner, mass
-
-
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
     """Compile two kernels for a loss: one for three modes, and one for any number of modes."""

@@ -9,7 +9,7 @@ from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import bernoulli, poisson, squared
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
-from tests.problems import assert_moved, dense_model, make_problem, visit_one_by_one
+from tests.problems import assert_moved, make_problem, visit_one_by_one
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -66,17 +66,3 @@ def test_projection_does_not_hide_a_nan(shape):
     one = np.ones(1, np.float32)
     sgd.visit(stack, stack_factors(case.anchors), rows, one, Step(eta=0.1, floor=0.0))
     assert np.isnan(stack[rows[0], :3]).all()
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rank", [3, 21])
-def test_the_fit_is_that_of_the_dense_model(shape, rank):
-    case = make_problem(shape, rank=rank, signed=True)
-    data, dense = case.tensor.to_dense(), dense_model(case.factors)
-    squares, inner, mass = sgd.squares(
-        stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
-    )
-    expected = np.sum((data - dense)[data > 0] ** 2)
-    assert squares == pytest.approx(expected, rel=1e-5)
-    assert mass == pytest.approx(np.sum(dense[data > 0] ** 2), rel=1e-5)
-    assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=1e-5 * np.sum(data * abs(dense)))
