@@ -12,21 +12,19 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 """Compiler options that let sums be reordered but preserve the meaning of NaN and infinity."""
 
 
-def compiled(
-    tag: str = "", *, cache: bool = True, **options: Any
-) -> Callable[[_Function], _Function]:
+def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Return a decorator that compiles a function to code that runs without the GIL.
 
     `options` are passed to `numba.njit`. Numba caches kernels by name. If one function is compiled
-    several times but inlines different functions, give each kernel its own `tag`. Set `cache` to
-    false if an inlined function is not the package's, because numba would not notice its changes.
+    several times but inlines different functions, give each kernel its own `tag`. If it inlines a
+    function of another module, set ``cache=False``, because numba would not notice its changes.
     """
 
     def decorate(function: _Function) -> _Function:
         if tag:
             function.__qualname__ += f".{tag}"  # numba finds cached code by name
         try:
-            return cast(_Function, njit(nogil=True, cache=cache, **options)(function))
+            return cast(_Function, njit(nogil=True, **{"cache": True} | options)(function))
         except RuntimeError:  # no writable cache folder, so compile in every process
             return cast(_Function, njit(nogil=True, **options)(function))
 

@@ -72,10 +72,7 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int = 0
 ) -> Iterator[_Result]:
-    """Yield the results of ``map(function, parts)``, computed in up to `threads` threads.
-
-    If `threads` is 0, the limit is `thread_count`.
-    """
+    """Yield the results of ``map(function, parts)``, in up to `threads` (or all) threads."""
     threads = threads or thread_count()
     rest = iter(parts)
     first = list(islice(rest, 2))

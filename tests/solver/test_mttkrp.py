@@ -9,19 +9,12 @@ from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels.patients import update_rows
-from dpfact_flower.solver.mttkrp import BLOCK, Fibres, entry_sums, mttkrp, squared_error
+from dpfact_flower.solver.mttkrp import BLOCK, Fibres, mttkrp, squared_error
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
-from dpfact_flower.tensor.stack import row_offsets, slices, stack_factors
+from dpfact_flower.tensor.stack import slices, stack_factors
 from tests.bits import assert_bits
-from tests.problems import (
-    Problem,
-    assert_near,
-    column_by_column,
-    dense_model,
-    make_problem,
-    mttkrp_by_entries,
-)
+from tests.problems import Problem, assert_near, column_by_column, dense_model, mttkrp_by_entries
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
 RANKS = [3, 20, 130]  # at most one register, more than one, and more than a slice has
@@ -218,17 +211,3 @@ def test_the_objective_is_its_factors_and_falls(large, mu, nonnegative):
         assert found.objective[-1] == pytest.approx(now, rel=1e-5)
         assert now < last
         last = now
-
-
-@pytest.mark.parametrize("shape", SHAPES[:3])
-@pytest.mark.parametrize("rank", [3, 21])
-def test_the_fit_is_that_of_the_dense_model(shape, rank):
-    case = make_problem(shape, rank=rank, signed=True)
-    data, dense = case.tensor.to_dense(), dense_model(case.factors)
-    squares, inner, mass = entry_sums(
-        stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
-    )
-    expected = np.sum((data - dense)[data > 0] ** 2)
-    assert squares == pytest.approx(expected, rel=1e-5)
-    assert mass == pytest.approx(np.sum(dense[data > 0] ** 2), rel=1e-5)
-    assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=1e-5 * np.sum(data * abs(dense)))
