@@ -103,11 +103,6 @@ def _likeness(factors: Factors, fits: Factors) -> Floats:
     return found
 
 
-def _are_clear(factors: Factors, fits: Factors) -> NDArray[np.bool_]:
-    chances = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
-    return np.asarray((_likeness(factors, fits) > chances).mean(axis=0) >= _CLEAR)
-
-
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     """Return the number (at least 1) of distinct phenotypes that probably exist in other patients.
 
@@ -132,7 +127,9 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
         chance[doubted] = np.maximum(chance[doubted], _EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
-        least = np.where(_are_clear(factors, fits), 0.0, _EVEN)
+        by_chance = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
+        is_clear = (_likeness(factors, fits) > by_chance).mean(axis=0) >= _CLEAR
+        least = np.where(is_clear, 0.0, _EVEN)
     return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 
 

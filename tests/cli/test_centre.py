@@ -96,8 +96,7 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
             with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
                 handshake(centre, name)
         before = (centre / "server.pem").read_bytes()
-        if os.geteuid() == 0:
-            os.chown(centre, 65534, -1)  # as install.sh does
+        os.chown(centre, 65534 if os.geteuid() == 0 else -1, -1)  # as install.sh does
         dpfact("centre", "init", "centre.example", "--folder", centre, "--renew")
         assert (centre / "server.pem").read_bytes() != before
         assert (centre / "server.key").stat().st_uid == centre.stat().st_uid

@@ -98,11 +98,9 @@ def test_an_empty_tensor_has_sums_but_no_rmse():
 
 
 def test_single_precision_factors_are_summed_in_double():
-    rng = np.random.default_rng(1)
-    factors = [rng.random((size, 3)).astype(np.float32) for size in (6, 5, 4)]
-    tensor = counts((6, 5, 4))
-    double = CPModel(tuple(f.astype(np.float64) for f in factors))
-    assert CPModel(tuple(factors)).squared_error(tensor) == double.squared_error(tensor)
+    rng, tensor = np.random.default_rng(1), counts((6, 5, 4))
+    factors = tuple(rng.random((size, 3)).astype(np.float32) for size in tensor.shape)
+    assert CPModel(factors).squared_error(tensor) == CPModel.of(*factors).squared_error(tensor)
 
 
 def test_weights_and_normalized_agree_with_pyttb():

@@ -125,8 +125,7 @@ class _ZeroCells:
         modes = np.split(self._sizes[tensor.n_patients :], offsets[2:-1] - tensor.n_patients)
         self._features = np.concatenate([_table(mode) for mode in modes], axis=1)
         other_masses = np.prod([mode.sum(axis=0, dtype=np.float64) for mode in modes], axis=0)
-        blocks = pairwise(bounds)
-        own = [self._sizes[a:b].sum(axis=0, dtype=np.float64) for a, b in blocks]
+        own = [self._sizes[a:b].sum(axis=0, dtype=np.float64) for a, b in pairwise(bounds)]
         self._masses = np.array(own) * other_masses
         total = float(self._masses.sum())
         uniform = _UNIFORM if _LEAST_MASS < total < math.inf else 1.0
