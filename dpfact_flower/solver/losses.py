@@ -28,7 +28,7 @@ class Loss:
     value: CellFunction
     """The function f, which takes two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm, which takes two numbers. It is compiled, so use only what numba can."""
+    """The derivative df/dm, which takes two numbers. Use only what numba can compile."""
     nothing: Callable[[float], float]
     """Function that returns a constant model's value, given the mean of the data."""
     counts: bool = True
