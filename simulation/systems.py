@@ -23,7 +23,8 @@ from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import slot_totals
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound
-from dpfact_flower.site.patient import PatientRound, personal
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.refit import personal
 from dpfact_flower.site.round import JobState, RoundOutcome
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor

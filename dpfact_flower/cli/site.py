@@ -184,7 +184,7 @@ def site_refit(
     code is 1 if a run could not be refitted.
     """
     from dpfact_flower.site.hospital import Hospital, read_site_settings
-    from dpfact_flower.site.patient import refit, unfitted
+    from dpfact_flower.site.refit import refit, unfitted
 
     settings = read_site_settings(config)
     site = SiteData.load(settings.data_path)

@@ -18,7 +18,8 @@ from dpfact_flower.evaluation.page import counted, duration, number, outcome, pe
 from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.privacy import rounded_up
-from dpfact_flower.privacy.guarantee import Figure, about_rows
+from dpfact_flower.privacy.guarantee import Figure
+from dpfact_flower.privacy.release import Neighbours, Unit
 
 _LAMBDA = 0.6
 """Weight of a code's share relative to its lift, as Sievert and Shirley chose for pyLDAvis."""
@@ -374,3 +375,31 @@ def _certainty(summary: Summary) -> str:
     likely = sum(certainty((), chance) == LIKELY for chance in chances)
     found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
     return found if likely else f"{found}; a lower rank may help (auto-rank looks for one)"
+
+
+UNITS: Mapping[Unit, str] = {
+    "patient": "everything that a site holds about one patient",
+    "entry": "one cell of a site's table: one patient's count of one combination of codes",
+}
+NEIGHBOURS: Mapping[Neighbours, str] = {
+    "add-remove": "that patient is in the data or not",
+    "replace": "that cell holds another value",
+}
+GIVEN_CODES = "; given the data's code lists"
+GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
+"""Notes on the facts that a patient-mode simulation takes from the data without noise. A single
+patient can change these facts unless public code lists and `patients` are given."""
+NOT_COVERED: tuple[str, ...] = (
+    "Patient factors and the site's own refitted factors, which stay at the site without noise.",
+    "Results computed from these factors, even if a simulation shows them: errors, use by site, "
+    "prevalence, mortality coefficients and AUC.",
+    "Codes, rank and settings that were chosen by looking at patients' data outside this run.",
+    "Other runs on the same patients: each has its own cost, and the site's ledger adds them up.",
+    "Patients with records at several sites. Their loss can be the sum of what those sites spent.",
+    "Whether a hospital takes part, which rounds it answers, and how long each answer takes.",
+)
+
+
+def about_rows(text: str, row_unit: str) -> str:
+    """Replace "patient" in a text with the unit that a row represents, such as "discharge"."""
+    return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

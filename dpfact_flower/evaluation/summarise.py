@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.errors import StateError
+from dpfact_flower.evaluation import prose
 from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
@@ -33,7 +34,7 @@ from dpfact_flower.evaluation.summary import (
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
-from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account, guarantee
+from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, keyed_hash
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
@@ -61,7 +62,7 @@ def summarise(
     """
     given = ""  # text after a claim, about facts taken from the data without noise
     if cohort is not None and coordinator.privacy.privacy == "patient":
-        given = guarantee.GIVEN_CODES_AND_NUMBER if counted else guarantee.GIVEN_CODES
+        given = prose.GIVEN_CODES_AND_NUMBER if counted else prose.GIVEN_CODES
     spent = _spent(coordinator, cohort, sites_folder, given)
     measures: Measured | None = None
     tables = SharedPhenotypes(None, None)
@@ -124,15 +125,15 @@ def _spent(
     for site, own in events.items():
         if own:
             cost = account(own, delta, second_opinions=True)
-            spent[site] = replace(cost, claim=guarantee.about_rows(cost.claim + given, row_unit))
+            spent[site] = replace(cost, claim=prose.about_rows(cost.claim + given, row_unit))
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda cost: cost.rho)
     return RunSpending(
         **worst.to_dict(),
-        unit_in_words=guarantee.about_rows(guarantee.UNITS[worst.unit], row_unit),
-        neighbours_in_words=guarantee.about_rows(guarantee.NEIGHBOURS[worst.neighbours], row_unit),
-        not_covered=guarantee.NOT_COVERED,
+        unit_in_words=prose.about_rows(prose.UNITS[worst.unit], row_unit),
+        neighbours_in_words=prose.about_rows(prose.NEIGHBOURS[worst.neighbours], row_unit),
+        not_covered=prose.NOT_COVERED,
         per_site={
             site: SiteSpending(**cost.to_dict(), ledger=tuple(events[site]))
             for site, cost in spent.items()

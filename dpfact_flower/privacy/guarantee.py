@@ -4,8 +4,7 @@ The guarantee holds only if the sensitivity in each `ReleaseEvent` is correct.
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
@@ -181,31 +180,3 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
     if math.isfinite(discrete):
         return {conversions.GAUSSIAN_DP_DISCRETE: discrete} | bounds
     return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest proven epsilon comes first
-
-
-UNITS: Mapping[Unit, str] = {
-    "patient": "everything that a site holds about one patient",
-    "entry": "one cell of a site's table: one patient's count of one combination of codes",
-}
-NEIGHBOURS: Mapping[Neighbours, str] = {
-    "add-remove": "that patient is in the data or not",
-    "replace": "that cell holds another value",
-}
-GIVEN_CODES = "; given the data's code lists"
-GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Notes on the facts that a patient-mode simulation takes from the data without noise. A single
-patient can change these facts unless public code lists and `patients` are given."""
-NOT_COVERED: tuple[str, ...] = (
-    "Patient factors and the site's own refitted factors, which stay at the site without noise.",
-    "Results computed from these factors, even if a simulation shows them: errors, use by site, "
-    "prevalence, mortality coefficients and AUC.",
-    "Codes, rank and settings that were chosen by looking at patients' data outside this run.",
-    "Other runs on the same patients: each has its own cost, and the site's ledger adds them up.",
-    "Patients with records at several sites. Their loss can be the sum of what those sites spent.",
-    "Whether a hospital takes part, which rounds it answers, and how long each answer takes.",
-)
-
-
-def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text with the unit that a row represents, such as "discharge"."""
-    return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

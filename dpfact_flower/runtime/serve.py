@@ -36,7 +36,7 @@ from dpfact_flower.runtime.superlink import MEASURING_LINE
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import AppSettings, Scalar, SiteSettings
 from dpfact_flower.site.disclosure import disclosure_logger, log_privately
-from dpfact_flower.site.patient import refit
+from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
 

@@ -2,44 +2,25 @@
 
 A release depends only on the patients' tensor cells, public settings, earlier releases and noise.
 The site keeps only noisy results for later rounds. In the last round, the site only stores the
-request. Later, `refit` fits the hospital's own model, which is pulled towards the global factors
-and stays at the site. No reply waits for this fit, because its duration depends on patients' data.
+request, from which `refit` later fits the hospital's own model.
 """
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, MessageError, StateError, shown
+from dpfact_flower.errors import MessageError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, ReleaseEvent
-from dpfact_flower.privacy.ledger import keyed_hash
 from dpfact_flower.privacy.patient import release, share
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
-from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.hospital import Hospital
-from dpfact_flower.site.round import (
-    JobState,
-    RoundOutcome,
-    RoundWork,
-    check_modes,
-    local_settings,
-    scaled,
-    solved,
-    stream,
-)
-from dpfact_flower.site.store import ENDING, REPEAT_END, RoundMeasures, SiteState, SiteStore
-from dpfact_flower.solver.exact import fitted_patients
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork, check_modes, stream
 from dpfact_flower.wire.protocol import RoundRequest
 
 Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -162,57 +143,3 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     norms, average = np.sqrt(usage_only), float(np.sqrt(usage_only.sum() / exist))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)
-
-
-_PERSONAL_PASSES = 10
-"""Minimum number of solver passes in a refit, because no later round continues the fit."""
-
-
-def refit(
-    data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
-) -> RoundMeasures:
-    """Fit and store a site's own model of its patients, pulled towards the final global factors."""
-    hospital = Hospital(data, settings, simulation)
-    store = hospital.store(job, keyed_hash(hospital.folder, job, data.fingerprint))
-    request = last_request(store)
-    tensor = data.select_codes(request.selection).tensor
-    if tensor.nnz == 0:
-        raise DataError(f"site {hospital.name}: no patient has any of the run's codes")
-    state, measures = personal(tensor, request, hospital.name)
-    store.save(state)
-    store.keep_only(state.round)
-    store.note(measures)
-    return measures
-
-
-def last_request(store: SiteStore) -> RoundRequest:
-    """Return the last request of a run that has ended."""
-    ending = store.ending()
-    if ending is None:
-        raise StateError(f"{store.folder}: the run has not ended here, so it cannot be refitted")
-    try:
-        return RoundRequest.from_wire(*ending)
-    except MessageError as error:
-        raise StateError(f"{store.folder / ENDING}: damaged ({error}); {REPEAT_END}") from None
-
-
-def unfitted(folder: Path) -> list[str]:
-    """Return the names of the finished runs for which a site's `folder` has no refitted model."""
-    ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
-    return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
-
-
-def personal(
-    tensor: SparseTensor, request: RoundRequest, site: str
-) -> tuple[SiteState, RoundMeasures]:
-    """Fit a site's own model without noise, pulled towards the global factors."""
-    tensor = scaled(tensor, request.solver)
-    rng = np.random.default_rng(stream(request, site))
-    began = time.perf_counter()
-    # The l2,1 weight applies from the first pass, because the global phenotypes are final.
-    with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
-    patients = fitted_patients(tensor, request.anchors)
-    solver = local_settings(with_l21, (patients, *request.anchors))
-    solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
-    start = SiteState(0, (patients, *request.anchors), solver.eta)
-    return solved(tensor, start, request, solver, rng, began)

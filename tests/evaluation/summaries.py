@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from dpfact_flower.evaluation.prose import NOT_COVERED
 from dpfact_flower.evaluation.summary import (
     AUC,
     Coherence,
@@ -17,7 +18,6 @@ from dpfact_flower.evaluation.summary import (
     Summary,
 )
 from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM, ReleaseEvent
-from dpfact_flower.privacy.guarantee import NOT_COVERED
 
 DEPLOYED = Summary(
     name="job-1", sites=3, rounds=4, rank=12, solver="exact", scale="patient", privacy="none",

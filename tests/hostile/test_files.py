@@ -25,7 +25,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.patient import last_request
+from dpfact_flower.site.refit import last_request
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore
 from dpfact_flower.tensor import SquaredError
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply

@@ -10,8 +10,8 @@ from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings
-from dpfact_flower.site import patient
-from dpfact_flower.site.patient import refit, unfitted
+from dpfact_flower.site import refit as refit_module
+from dpfact_flower.site.refit import refit, unfitted
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
@@ -105,8 +105,8 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
 def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy, monkeypatch):
     last = ended(data, tmp_path, privacy)
-    given, solved = [], patient.solved
-    monkeypatch.setattr(patient, "solved", lambda *each: given.append(each[3]) or solved(*each))
+    given, solved = [], refit_module.solved
+    monkeypatch.setattr(refit_module, "solved", lambda *each: given.append(each[3]) or solved(*each))
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
     measures = refit(data, make_settings(tmp_path), "job")
     assert unfitted(tmp_path / "state" / "site-1") == []
