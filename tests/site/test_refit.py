@@ -106,7 +106,8 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
 def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy, monkeypatch):
     last = ended(data, tmp_path, privacy)
     given, solved = [], refit_module.solved
-    monkeypatch.setattr(refit_module, "solved", lambda *each: given.append(each[3]) or solved(*each))
+    noted = lambda *each: given.append(each[3]) or solved(*each)  # noqa: E731
+    monkeypatch.setattr(refit_module, "solved", noted)
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
     measures = refit(data, make_settings(tmp_path), "job")
     assert unfitted(tmp_path / "state" / "site-1") == []
