@@ -156,10 +156,11 @@ class DPFact(TrainOnlyStrategy):
         The arrays are None if the quorum was missed. No metric is computed from patients' data.
         """
         sites, number = self._sites, self._finished_before + server_round
-        came, sums = sites.by_node(replies), None
+        came, sums, charged = sites.by_node(replies), None, set[str]()
         times = sorted(sites.grid.seconds.values())  # `finish` sends further requests
         if self._secure is not None and self._secure.current:
             usable, failures, sums = self._secure.finish(number, came)
+            charged = self._secure.current.paid
         else:
             usable, failures = sites.usable(came, self.coordinator.rule.reply_shapes(number))
         quorum, (bytes_down, bytes_up) = self.coordinator.run.min_sites, sites.traffic
@@ -167,6 +168,7 @@ class DPFact(TrainOnlyStrategy):
             number, usable, failures, bytes_down=bytes_down, bytes_up=bytes_up,
             seconds=sites.elapsed,
             quorum_seconds=times[quorum - 1] if len(times) >= quorum else 0.0, sums=sums,
+            charged=charged,
         )  # fmt: skip
         log(
             INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,

@@ -184,6 +184,19 @@ def test_openings_that_come_late_leave_no_word_of_a_failure(tmp_path, times):
     assert made.coordinator.records[0].failures == ()
 
 
+def test_a_site_that_drops_out_after_its_charge_is_on_record(tmp_path):
+    grid = simulated(tmp_path, lost={("site-2", "sum", 1): 99})
+    again = ("site-4", "sum", 1)  # which answers the first attempt, and no later one
+    after_each(grid, lambda _: again in grid.asked and grid.lost.setdefault(again, 99))
+    made = strategy(replace(PRIVACY, secure_dropouts=2))
+    made.start(grid, num_rounds=1)
+    (record,) = made.coordinator.records
+    assert record.updated
+    assert (len(record.sites), record.dropped) == (5, ("site-4",))
+    assert charged_rounds(tmp_path, "site-4") == [1]
+    assert made.coordinator.request(2).answered == dict.fromkeys([*record.sites, "site-4"], 1)
+
+
 def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_path):
     lost = {(site, "sum", 1): 99 for site in ("site-2", "site-5")}
     with pytest.raises(QuorumError, match=r"site-2.*site-5"):

@@ -3,7 +3,7 @@
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -192,12 +192,14 @@ class Coordinator:
         seconds: float = 0.0,
         quorum_seconds: float = 0.0,
         sums: Sequence[SiteReply] | None = None,
+        charged: Collection[str] = (),
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
         With secure sums, replies contain no arrays. `sums` then contains one total per group of
-        sites, or is empty if the sum failed. If the quorum is missed, the factors stay unchanged.
-        Raise a `QuorumError` if the run cannot continue without this round.
+        sites, or is empty if the sum failed. `charged` also names sites that dropped out. If the
+        quorum is missed, the factors stay unchanged. Raise a `QuorumError` if the run cannot
+        continue without this round.
         """
         count = Counter(reply.site for reply in replies)
         unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
@@ -216,6 +218,7 @@ class Coordinator:
         record = RoundRecord(
             round_number, tuple(reply.site for reply in unique), tuple(failed), enough,
             bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
+            dropped=tuple(sorted({*charged}.difference(reply.site for reply in unique))),
         )  # fmt: skip
         if enough:
             self._update(round_number, learned)

@@ -54,7 +54,8 @@ class RoundRecord:
     the requests to reading the last reply. `quorum_seconds` is the time until the quorum had
     answered, or 0 if the quorum was missed. `ended` is when the round ended, in UTC and ISO format.
     For an asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the
-    time since the previous round ended, and `quorum_seconds` is 0.
+    time since the previous round ended, and `quorum_seconds` is 0. `dropped` contains the names of
+    charged sites that dropped out of a secure sum.
     """
 
     round: int
@@ -67,6 +68,7 @@ class RoundRecord:
     ended: str = field(default="", compare=False)
     quorum_seconds: float = 0.0
     arrivals: tuple[Arrival, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @cached_property  # each checkpoint contains the lines of all rounds
     def line(self) -> str:
@@ -75,10 +77,11 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """A tuple (site, round, `updated`) for each of the sites' usable replies."""
+        """A tuple (site, round, whether it was used) for each of the sites' charged replies."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
-        return [(site, number, self.updated) for site, number in answered]
+        used = [(site, number, self.updated) for site, number in answered]
+        return [*used, *((site, self.round, False) for site in self.dropped)]
 
 
 def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool) -> None:

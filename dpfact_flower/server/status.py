@@ -25,8 +25,8 @@ Cost = Callable[[Sequence[int]], float | None]
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is when the latest round with a usable reply ended. `unused` counts usable replies
-    in rounds that missed the quorum, and `failed` counts rounds without a usable reply. `epsilon`
+    `last_seen` is when the latest round with a usable reply ended. `unused` counts charged replies
+    that did not change the model, and `failed` counts rounds without a usable reply. `epsilon`
     is None if infinite or unknown. `reason` is the latest failure or preflight fault.
     """
 
