@@ -77,7 +77,7 @@ class SecureRounds:
         return self._attempt(self.current, request)
 
     def _attempt(self, adding: SecureSum, request: RoundRequest) -> dict[int, RoundRequest]:
-        staged = replace(request, secure=adding.attempt())
+        staged = replace(request, secure=adding.stage)
         self._keep(adding.last)
         return {self._nodes[site]: staged for site in adding.names if site in self._nodes}
 
@@ -104,6 +104,7 @@ class SecureRounds:
             self._take(adding.names, replies, _VECTOR_PARTS, adding.take_vector)
             if adding.complete or not adding.may_go_on:
                 break
+            adding.next_attempt()
             replies = self._sites.ask(self._attempt(adding, request), charged=True)
         if adding.complete:
             for _ in range(MOST_ASKED):

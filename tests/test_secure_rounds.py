@@ -422,7 +422,6 @@ def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
     planned = made.planned_release(1)
     members = tuple(MemberKey(name, bytes(32), bytes(64)) for name in NAMES[:3])
     adding = SecureSum(members, Attempt(0, 0, ()), made.request(1), planned)
-    adding.attempt()
     words = bytes(planned.count * made.secure.slots * adding._question.width + size)
     with pytest.raises(MessageError, match=says):
         adding.take_vector("site-1", [context, words, b"{}"])

@@ -55,7 +55,7 @@ class Coordinator:
         self.run = _given(run, RunSettings)
         self.solver = privacy.resolved(solver)
         self._given_privacy = privacy
-        self._plan(self.run.expected_sites)
+        self._plan()
         self.vocabulary = vocabulary if isinstance(vocabulary, str) else joint_digest(vocabulary)
         if not self.vocabulary and privacy.privacy == "patient":
             _logger.warning("vocabulary: not given, so sites with other code lists can take part "
@@ -79,9 +79,9 @@ class Coordinator:
             f"{self.finished_rounds} of {self.rounds} rounds"
         )
 
-    def _plan(self, sites: int) -> None:
+    def _plan(self) -> None:
         self.rule = rule_for(self.feature_shape, self.solver, self._given_privacy, self.run)
-        self.rule.check_sites(sites)
+        self.rule.check_sites(self.run.expected_sites)
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
@@ -92,7 +92,7 @@ class Coordinator:
             )
         _logger.warning("secure sums of %d sites; %d were expected", sites, self.run.sites)
         self.run = replace(self.run, sites=sites)
-        self._plan(sites)
+        self._plan()
 
     @property
     def finished_rounds(self) -> int:

@@ -49,11 +49,11 @@ class SecureSum:
         self._members, self.last, self._request, self._planned = members, last, request, planned
         self._sharing, names = planned.sharing, [member.site for member in members]
         self._terms = self._sharing.terms(request.job, request.terms, names)
-        self._question: keys.Question  # of the current attempt; set by `attempt`
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
         self.paid: set[str] = set()
         """Sites that answered an attempt and were therefore charged."""
+        self.next_attempt()
 
     @property
     def names(self) -> list[str]:
@@ -82,7 +82,7 @@ class SecureSum:
         """Names of the sites whose masks the server cannot remove yet."""
         return sums.unopened(self._terms, self._question, self._openings)
 
-    def attempt(self) -> SecureStage:
+    def next_attempt(self) -> None:
         """Begin the first attempt with all sites, or a later one with the sites that answered."""
         number = self._request.round
         if not self._is_last:
@@ -95,7 +95,7 @@ class SecureSum:
             self._request.digest, self._request.privacy.patients, self.last.number, members
         )
         self._masked = {}
-        return SecureStage("sum", self.last.number, self._members, asked)
+        self.stage = SecureStage("sum", self.last.number, self._members, asked)
 
     def take_vector(self, site: str, parts: Sequence[bytes]) -> None:
         """Check and store a site's masked vector."""
