@@ -114,9 +114,6 @@ class FrequencyRule(ServerRule):
     def planned_events(self, round_number):
         return (self.event_of(self.privacy, self.sizes),)
 
-    def check_sites(self, sites):
-        pass
-
     def needs_quorum(self, round_number):
         return True
 
