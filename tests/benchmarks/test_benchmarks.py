@@ -76,24 +76,6 @@ def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results)
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_all_sections_are_there(results):
-    rows = {row["name"]: row for row in json.loads((results[0] / "bench.json").read_text())}
-    assert {name.split()[0].rstrip(":") for name in rows} == {
-        "start-up", "memory", "psgd", "kernel", "exact", "mttkrp", "peer", "ratio", "release",
-        "secure", "scaling", "federation", "reading",
-    }  # fmt: skip
-    ours, peer = rows["psgd S joint: pass"]["value"], rows["peer S: naive numba f64 pass"]["value"]
-    ratio = rows["ratio S: naive numba / psgd joint pass"]["value"]
-    assert ratio == pytest.approx(peer / ours)
-    for name, row in rows.items():
-        if "bytes" in name:  # the message includes the payload
-            assert row["value"] > 1
-        if name.endswith("overhead of a round"):
-            assert 0 < row["value"] < 1
-
-
-@pytest.mark.nightly
-@pytest.mark.process
 def test_it_says_what_it_ran_on_and_on_one_thread(results):
     out, printed = results
     machine = json.loads((out / "machine.json").read_text())

@@ -154,22 +154,6 @@ def test_trip_needs_every_site(cohort):
         strategy.start(grid, strategy.arrays, num_rounds=2)
 
 
-def test_trip_through_flowers_own_loop_gives_the_same_consensus(cohort):
-    tensors = site_tensors(cohort, COUNTS)
-    begin = start(cohort, COUNTS, 0)[0][1:]
-    squares = sum(tensor.norm_squared() for tensor in tensors)
-    strategy = Trip(begin, 0.3 * squares / (3 * 4))
-    nodes = [{"partition-id": n} for n in range(3)]
-
-    def client_for(context):
-        return TripClient(tensors[int(context.node_config["partition-id"])], context)
-
-    grid = InProcessGrid(trip_app(client_for), nodes)
-    strategy.start(grid, strategy.arrays, num_rounds=4)
-    played = last(trip(cohort, COUNTS, rounds=4, seed=0))
-    assert_bits(strategy.consensus, played.shared)
-
-
 def test_trip_refuses_a_penalty_of_zero(cohort):
     with pytest.raises(SettingsError, match="omega: must be above 0"):
         Trip(start(cohort, COUNTS, 0)[0][1:], 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
+from dpfact_flower.data.synthetic import SyntheticSettings, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.patient.plan import plan_patient
@@ -137,22 +137,6 @@ def test_the_study_of_secure_sums_has_a_row_for_each_system(cohort_folder, tmp_p
     planted = [row for row in rows if "match" in row]
     assert [row["slots"] for row in planted] == [-1, 0]
     assert all(row["match"] > 0.8 for row in planted)
-
-
-def test_the_study_of_planted_phenotypes_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(PRESETS, "clear", CLEAR)  # type: ignore[misc]
-    asked = ["--preset", "clear", "--out", str(tmp_path), "--rank", "4", "--seeds", "1"]
-    phenotypes.main([*asked, "--systems", "patient mode", "--epsilons", "inf"])
-    first = json.loads((tmp_path / "table.json").read_text())
-    assert first[0]["fms"] > 0.8
-    phenotypes.main([*asked, "--epsilons", "inf", "0.01"])
-    rows = json.loads((tmp_path / "table.json").read_text())
-    assert first[0] in rows
-    assert {row["system"] for row in rows} == {*phenotypes.SYSTEMS}
-    assert len(rows) == 6
-    lost = [row for row in rows if row["epsilon"] == 0.01 and row["system"] == "patient mode"]
-    assert lost[0]["fms"] < 0.6
-    assert (tmp_path / "fms_against_epsilon.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
