@@ -160,7 +160,7 @@ def kinds(tmp_path_factory) -> dict[str, Kind]:
 
 NAMES = (
     "site", "cohort", "truth", "vocabulary", "codes.json", "codes.csv", "codes.txt", "tns",
-    "tns.gz", "state", "ending", "selection", "site history", "ledger", "checkpoint", "history",
+    "tns.gz", "state", "ending", "site history", "ledger", "checkpoint", "history",
     "summary", "phenotypes", "model", "config",
 )  # fmt: skip
 
