@@ -49,9 +49,8 @@ class Admitted:
     `announced` contains the privacy costs of this round and all later rounds. `ledger` is None if
     the site has no ledger yet. `rows` contains all of the ledger's rows, and `last` is the latest
     row of the request's job. `repeated` is the row of an earlier answer to this request, if the
-    answer can be sent again. `secure` is the stage of the round's secure sum.
-    Call `free_disk` right before the site writes its files, to free the disk space that is reserved
-    for these files.
+    answer can be sent again. `secure` is the stage of the round's secure sum. Call `free_disk`
+    right before the site writes its files, to free the disk space that is reserved for these files.
     """
 
     request: RoundRequest
