@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, settings
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.estimation import certainty
+from dpfact_flower.estimation import certainty, surrogate_fit
 from dpfact_flower.evaluation import prediction
 from dpfact_flower.machine.threads import thread_count
-from dpfact_flower.server import surrogate_fit
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import as_tensor
 from simulation.paper.datasets import open_data

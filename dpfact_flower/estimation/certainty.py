@@ -16,8 +16,14 @@ from scipy.sparse.csgraph import connected_components
 
 from dpfact_flower.estimation.pair_fit import fit_pairs, matrices_of
 from dpfact_flower.estimation.start import random_model
+from dpfact_flower.estimation.surrogate_fit import (
+    LEAST_SQUARES,
+    fit_factors,
+    solver_input,
+    unit_columns,
+)
 from dpfact_flower.estimation.surrogates import likely_pairs, mean_codes, surrogate_patients
-from dpfact_flower.machine.threads import one_blas_thread
+from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.cp import alike, chance_cosines, match_columns
 
@@ -39,8 +45,9 @@ _USUAL = 0.35
 _CLEAR = 0.75
 """Minimum share of `fits` in which a phenotype must be more similar than by chance. Otherwise, its
 codes may be merely frequent, and its minimum chance of absence is `_EVEN`."""
-_ITERATIONS = 20
-"""Number of iterations in a fit to one of the `halves`."""
+_ITERATIONS, _PASSES = 20, 30
+"""Number of iterations in a fit to one of the `halves`, and of solver passes in a fit to patients
+drawn from it."""
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
@@ -74,12 +81,37 @@ def half_patients(
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
     sites = half[:, None, :]
-    with one_blas_thread:  # no result depends on the number of threads
-        begun = random_model(sites, 1, rank, rng)
-        found = fit_pairs(sites, begun, threshold=noise, iterations=_ITERATIONS)
-        model = (found.F * found.d[0]).astype(np.float32) @ found.F.T.astype(np.float32)
-        pairs = likely_pairs(half, model, noise)
+    begun = random_model(sites, 1, rank, rng)
+    found = fit_pairs(sites, begun, threshold=noise, iterations=_ITERATIONS)
+    model = (found.F * found.d[0]).astype(np.float32) @ found.F.T.astype(np.float32)
+    pairs = likely_pairs(half, model, noise)
     return surrogate_patients(pairs, counts, sizes, _SURROGATES, rng)
+
+
+def fitted_to_halves(
+    releases: Sequence[NDArray[np.float32]], counts: Sequence[float], sizes: Sequence[int],
+    rank: int, sigma: float, rng: np.random.Generator,
+) -> Factors:  # fmt: skip
+    """Fit a model to each of the `halves`, starting from random factors.
+
+    Return one array of shape (models, codes, rank) per mode. `counts` contains a typical patient's
+    number of codes in each mode.
+    """
+    noise = sigma * math.sqrt(len(releases))
+
+    def fitted(seeded: tuple[NDArray[np.float32], np.random.Generator]) -> Factors:
+        half, own = seeded
+        begun = unit_columns([own.random((size, rank)) for size in sizes])
+        patients = half_patients(half, noise, counts, sizes, rank, own)
+        if not patients.nnz:
+            return begun
+        patients = solver_input(patients, patients.n_patients, LEAST_SQUARES)
+        return fit_factors(patients, begun, own, LEAST_SQUARES, _PASSES)[0]
+
+    seeded = ((half, rng.spawn(1)[0]) for half in halves(releases, sum(sizes), noise, rng))
+    with one_blas_thread:  # no result depends on the number of threads
+        models = list(in_order(fitted, seeded))
+    return tuple(np.stack(factors) for factors in zip(*models, strict=True))
 
 
 def _sum(releases: Sequence[NDArray[Any]]) -> Floats:

@@ -7,10 +7,10 @@ import numpy as np
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import kept_codes, paired_codes
 from dpfact_flower.estimation.start import start_factors, usage_of
+from dpfact_flower.estimation.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.paper import paper_events, paper_rho
 from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
-from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Array, Factors, Floats, Selection

@@ -11,17 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.estimation.certainty import distinct_number, false_discovery, typical_counts
+from dpfact_flower.estimation.certainty import (
+    distinct_number,
+    false_discovery,
+    fitted_to_halves,
+    typical_counts,
+)
 from dpfact_flower.estimation.codes import kept_codes
 from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
+from dpfact_flower.estimation.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.outlook import delta_warning
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
-from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.tensor import Array, Factors, Selection

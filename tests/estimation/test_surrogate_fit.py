@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.estimation.certainty import false_discovery, typical_counts
+from dpfact_flower.estimation import surrogate_fit as module
+from dpfact_flower.estimation.certainty import false_discovery, fitted_to_halves, typical_counts
 from dpfact_flower.estimation.start import Start, start_factors
+from dpfact_flower.estimation.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.privacy.patient.statistics import cooccurrence
-from dpfact_flower.server import surrogate_fit as module
-from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import squared_error
@@ -91,14 +91,14 @@ def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, poor, releas
 
 @pytest.mark.slow
 def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
-    made, real = [], module._fit
+    made, real = [], module.fit_factors
 
     def noted(tensor, factors, *rest):
         made.append((tensor.n_patients, factors, *real(tensor, factors, *rest)))
         return made[-1][2:]
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(module, "_fit", noted)
+    monkeypatch.setattr(module, "fit_factors", noted)
     found = fitted(poor, released)
     *tried, (number, begun, ended, _) = made
     assert len(tried) == 1 + module._RANDOM
@@ -114,10 +114,10 @@ def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
 def test_surrogates_without_cells_are_left_out():
     places = [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]]
     cells = SparseTensor.from_coo(places, [1, 2, 2, 1], (9, 2, 2))
-    few = module._prepared(cells, 2, SolverSettings())
+    few = module.solver_input(cells, 2, SolverSettings())
     assert few.shape == (2, 2, 2)
     np.testing.assert_allclose(few.values, [1, 0.5**0.5, 0.5**0.5])
-    assert module._prepared(cells, 5, SolverSettings()).n_patients == 3
+    assert module.solver_input(cells, 5, SolverSettings()).n_patients == 3
 
 
 def planted(rank=4, size=25):
@@ -154,12 +154,12 @@ def by_loss():
 ])  # fmt: skip
 def test_the_loss_of_the_counts_finds_what_is_planted_better_than_least_squares(loss, least, most):
     by = fit_settings(SolverSettings(loss=loss))
-    patients = module._prepared(poisson_patients(3000, 1), 3000, by)
+    patients = module.solver_input(poisson_patients(3000, 1), 3000, by)
     for seed in (0, 1):
         rng = np.random.default_rng(seed)
-        begun = module._unit([rng.random((25, 4)) for _ in range(2)])
+        begun = module.unit_columns([rng.random((25, 4)) for _ in range(2)])
         (_, before), (found, after) = (
-            module._fit(patients, begun, rng, by, passes) for passes in (2, 40)
+            module.fit_factors(patients, begun, rng, by, passes) for passes in (2, 40)
         )
         assert after > before > 0
         assert least < factor_match_score(found, planted()) < most
@@ -169,8 +169,8 @@ def test_the_loss_of_the_counts_finds_what_is_planted_better_than_least_squares(
 def test_least_squares_are_not_drawn_to_the_start():
     rng = np.random.default_rng(2)
     tensor = as_tensor(np.einsum("i,j,k->ijk", *(rng.random(size) for size in (20, 5, 6))))
-    begun = module._unit([rng.random((size, 1)) for size in (5, 6)])
-    _, share = module._fit(tensor, begun, rng, fit_settings(SolverSettings()))
+    begun = module.unit_columns([rng.random((size, 1)) for size in (5, 6)])
+    _, share = module.fit_factors(tensor, begun, rng, fit_settings(SolverSettings()))
     assert share > 0.9999
 
 
@@ -188,7 +188,7 @@ def test_threads_change_nothing(start, released, by_loss, monkeypatch, loss):
 
 def test_the_first_model_has_as_many_counts_of_a_patient_as_there_are():
     fit, rng = fit_settings(SolverSettings(loss="poisson")), np.random.default_rng(0)
-    tensor = module._prepared(poisson_patients(50, 1), 50, fit)
+    tensor = module.solver_input(poisson_patients(50, 1), 50, fit)
     factors = tuple(rng.random((25, 4)) for _ in range(2))
     rows, *columns = module._lengthened(tensor, rng.random((tensor.n_patients, 4)), factors)
     model = np.einsum("ir,jr,kr->ijk", rows, *columns)
@@ -205,7 +205,7 @@ def test_phenotypes_are_likely_real_where_they_return_in_halves_of_the_noise(sta
     def chances(sigma):
         rng = np.random.default_rng(3)
         noisy = [each + sigma * rng.standard_normal(each.shape) for each in released]
-        fits = module.fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng)
+        fits = fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng)
         return false_discovery(own, fits, 1.0)
 
     assert max(chances(SIGMA)) < 0.1

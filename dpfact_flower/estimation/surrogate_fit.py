@@ -4,7 +4,6 @@ The server draws surrogate patients from released counts, so the fits have no pr
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.certainty import half_patients, halves
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.estimation.surrogates import surrogates_of
-from dpfact_flower.machine.threads import in_order, thread_count
+from dpfact_flower.machine.threads import in_order
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
 from dpfact_flower.solver.losses import losses
@@ -24,27 +22,27 @@ from dpfact_flower.tensor import Array, Factors, SparseTensor
 _logger = logging.getLogger(__name__)
 _FEW, _MANY = 40_000, 60_000
 """Number of surrogate patients for comparing initial factors, and number for the final fit."""
-_PASSES, _HALF_PASSES = 40, 30
-"""Number of solver passes in comparison and final fits, and number in fits to halves."""
+_PASSES = 40
+"""Number of solver passes in a fit."""
 _NORM = 2.0
 """Norm of initial columns for likelihoods. Norm 1 gave worse fits to Diabetes-130 and NHDS."""
 _LEAST = 1e-6
 """Value added to every entry of a factor, so that no column contains only zeros."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
 """Number of random initial factors tried besides the start: for squared errors, for likelihoods."""
-_LEAST_SQUARES = SolverSettings(gamma=0.0)
+LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
 def fit_settings(solver: SolverSettings) -> SolverSettings:
     """Return the solver settings for fits to surrogate patients."""
     if losses.find(solver.loss).is_squared:
-        return _LEAST_SQUARES
+        return LEAST_SQUARES
     return replace(solver, solver="psgd", scale="counts", gamma=0.0, mu=0.0)
 
 
 def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
-    by: SolverSettings = _LEAST_SQUARES,
+    by: SolverSettings = LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
     """Return factors fitted to surrogate patients, or `start.factors` if there are no surrogates.
 
@@ -56,52 +54,22 @@ def fitted_to_surrogates(
     surrogates = surrogates_of(releases, start, sigma, rng, number=_MANY, any_cells=not squared)
     if surrogates is None:
         return start.factors
-    few = _prepared(surrogates, _FEW, by)
+    few = solver_input(surrogates, _FEW, by)
     shapes = [factor.shape for factor in start.factors]
     beginnings = [start.factors]
     number = _RANDOM if squared else _RANDOM_OF_LIKELIHOOD
-    beginnings += [_unit([rng.random(shape) for shape in shapes]) for _ in range(number)]
+    beginnings += [unit_columns([rng.random(shape) for shape in shapes]) for _ in range(number)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
-    fits = list(in_order(lambda initial: _fit(few, *initial, by), seeded, threads=thread_count()))
+    fits = list(in_order(lambda initial: fit_factors(few, *initial, by), seeded))
     best, explained = max(fits, key=lambda fitted: fitted[1])  # the first, if several are equal
     _logger.info(
         "start: fitted to surrogate patients; explains %.4g of them, other attempts %s",
         explained, ", ".join(f"{other:.4g}" for factors, other in fits if factors is not best),
     )  # fmt: skip
-    return _fit(_prepared(surrogates, _MANY, by), best, rng, by)[0]
+    return fit_factors(solver_input(surrogates, _MANY, by), best, rng, by)[0]
 
 
-def fitted_to_halves(
-    releases: Sequence[NDArray[np.float32]],
-    counts: Sequence[float],
-    sizes: Sequence[int],
-    rank: int,
-    sigma: float,
-    rng: np.random.Generator,
-) -> Factors:
-    """Fit a model to each array from `certainty.halves`, starting from random factors.
-
-    Return one array of shape (models, codes, rank) per mode. `counts` contains a typical patient's
-    number of codes in each mode.
-    """
-    noise = sigma * math.sqrt(len(releases))
-
-    def fitted(seeded: tuple[NDArray[np.float32], np.random.Generator]) -> Factors:
-        half, own = seeded
-        begun = _unit([own.random((size, rank)) for size in sizes])
-        patients = half_patients(half, noise, counts, sizes, rank, own)
-        if not patients.nnz:
-            return begun
-        patients = _prepared(patients, patients.n_patients, _LEAST_SQUARES)
-        return _fit(patients, begun, own, _LEAST_SQUARES, _HALF_PASSES)[0]
-
-    found = halves(releases, sum(sizes), noise, rng)
-    seeded = ((half, rng.spawn(1)[0]) for half in found)
-    models = list(in_order(fitted, seeded, threads=thread_count()))
-    return tuple(np.stack(factors) for factors in zip(*models, strict=True))
-
-
-def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> SparseTensor:
+def solver_input(surrogates: SparseTensor, number: int, by: SolverSettings) -> SparseTensor:
     """Return the solver's input: the first `number` surrogates that have a non-zero cell."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     tensor = losses.find(by.loss).prepared(surrogates.select_patients(alive))
@@ -117,7 +85,7 @@ def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Fact
     return (patients * (sums / mass)[:, None], *wide)
 
 
-def _fit(
+def fit_factors(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
@@ -129,9 +97,10 @@ def _fit(
         initial = _lengthened(tensor, patients, factors)
     result = solve(tensor, initial, initial[1:], replace(by, rank=rank, tau=passes), rng)
     nothing = loss.of_nothing(tensor)
-    return _unit(result.factors[1:]), 1 - result.objective[-1] / nothing
+    return unit_columns(result.factors[1:]), 1 - result.objective[-1] / nothing
 
 
-def _unit(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
+def unit_columns(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
+    """Return positive factors with columns of norm 1."""
     positive = [factor.astype(np.float64) + _LEAST for factor in factors]
     return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
