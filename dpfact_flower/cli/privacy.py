@@ -19,9 +19,9 @@ from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
 if TYPE_CHECKING:
+    from dpfact_flower.estimation.outlook import Needs, Outlook
     from dpfact_flower.privacy import Guarantee, ReleaseEvent
     from dpfact_flower.privacy.ledger import LedgerRow
-    from dpfact_flower.privacy.patient.outlook import Needs, Outlook
     from dpfact_flower.privacy.patient.plan import PatientPlan
 
 ledger_app = typer.Typer(
@@ -51,7 +51,7 @@ def plan(
 
     The command reads no data and spends no budget. A run with the same settings has this plan.
     """
-    from dpfact_flower.privacy.patient.outlook import delta_warning
+    from dpfact_flower.estimation.outlook import delta_warning, needs_of, outlook_of
     from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
@@ -76,13 +76,14 @@ def plan(
         say(f"  {figure}")
     if warning := delta_warning(delta, patients, sites):
         say(f"warning: {warning}")
-    verdict = made.outlook.verdict
+    outlook = outlook_of(made)
+    verdict = outlook.verdict
     if verdict != "unknown":
         console.print(_prospects(planned, chosen, rank))
-        console.print(_levers(made.outlook))
-    sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(made.outlook.sentence)}"
+        console.print(_levers(outlook))
+    sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(outlook.sentence)}"
     console.print(sentence, soft_wrap=True)
-    say(_asked(made.needs))
+    say(_asked(needs_of(made)))
     if sites >= LEAST_SITES and chosen.patients:
         other = replace(chosen, secure_sums=not chosen.secure_sums)
         say(_compared(made, planned(other, rank=rank)))
@@ -90,13 +91,14 @@ def plan(
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
     """Describe how secure sums change a plan's expected quality and privacy guarantee."""
+    from dpfact_flower.estimation.outlook import outlook_of
     from dpfact_flower.privacy import rounded_up
 
-    shared, own = (made, other) if made.sharing else (other, made)
-    alone, sharing = shared.guarantee().alone, shared.sharing
+    shared, own = (made, other) if made.facts.sharing else (other, made)
+    alone, sharing = shared.guarantee().alone, shared.facts.sharing
     assert alone is not None
     assert sharing is not None
-    before, after = own.outlook, shared.outlook
+    before, after = outlook_of(own), outlook_of(shared)
     return (
         f"secure sums (secure-sums = true): signal {_short(after.signal)} instead of "
         f"{_short(before.signal)}, chance {100 * after.chance:.0f} instead of "
@@ -120,6 +122,7 @@ def _releases(made: PatientPlan, modes: list[str]) -> Table:
 
 
 def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, rank: int) -> Table:
+    from dpfact_flower.estimation.outlook import outlook_of
     from dpfact_flower.privacy import rounded_up
 
     table = Table(
@@ -134,7 +137,7 @@ def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, ra
         replacing = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
         table.add_column(f"epsilon {chosen.epsilon:g}{replacing}", justify="right", no_wrap=True)
     for number in sorted({*_RANKS, rank}):
-        outlooks = [planned(chosen, rank=number).outlook for chosen in choices]
+        outlooks = [outlook_of(planned(chosen, rank=number)) for chosen in choices]
         cells = [
             f"[{_COLOURS[o.verdict]}]{100 * o.chance:.0f}, {_short(o.signal)}[/]" for o in outlooks
         ]
@@ -170,10 +173,12 @@ def _short(signal: float) -> str:
 
 
 def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
-    outlook: dict[str, Any] = {"verdict": "unknown"}
-    if made.outlook.verdict != "unknown":
-        levers = [lever._asdict() for lever in made.outlook.levers]
-        outlook = {**made.outlook._asdict(), "levers": levers}
+    from dpfact_flower.estimation.outlook import needs_of, outlook_of
+
+    outlook = outlook_of(made)
+    forecast: dict[str, Any] = {"verdict": outlook.verdict}
+    if outlook.verdict != "unknown":
+        forecast = {**outlook._asdict(), "levers": [lever._asdict() for lever in outlook.levers]}
     return {
         "rounds": made.rounds,
         "start_share": made.start_share,
@@ -181,8 +186,8 @@ def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
         "delta": made.delta,
         "releases": [{"name": each.name(modes), **asdict(each)} for each in made.releases],
         "guarantee": made.guarantee().to_dict(),
-        "outlook": outlook,
-        "needs": made.needs._asdict(),
+        "outlook": forecast,
+        "needs": needs_of(made)._asdict(),
     }
 
 

@@ -112,7 +112,7 @@ class Coordinator:
     @property
     def secure(self) -> Sharing | None:
         """How the sites divide the noise of secure sums, or None if the run has no secure sums."""
-        return self.rule.plan.sharing if self.rule.plan else None
+        return self.rule.plan.facts.sharing if self.rule.plan else None
 
     @property
     def false_discovery(self) -> tuple[float, ...]:

@@ -18,12 +18,12 @@ from dpfact_flower.estimation.certainty import (
     typical_counts,
 )
 from dpfact_flower.estimation.codes import kept_codes
+from dpfact_flower.estimation.outlook import delta_warning, outlook_of
 from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.estimation.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.patient.outlook import delta_warning
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
@@ -123,7 +123,7 @@ class PatientRule(ServerRule):
 
     def check_sites(self, sites: int) -> None:
         """Log a warning if there are too few patients for this rank and epsilon."""
-        outlook = self.plan.outlook
+        outlook = outlook_of(self.plan)
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
         if warning := delta_warning(self.privacy.delta, self.privacy.patients, sites):

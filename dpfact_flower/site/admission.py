@@ -16,7 +16,7 @@ from dpfact_flower.machine.files import check_own, check_way, disk_errors, locke
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_data_key
-from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
+from dpfact_flower.privacy.patient.plan import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay

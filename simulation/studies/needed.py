@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from dpfact_flower.privacy.patient.outlook import GOOD_STRENGTH
 from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH
 from dpfact_flower.settings import PrivacySettings
 
 _EPSILONS = tuple(2.0**power for power in range(-1, 5))
@@ -25,7 +25,8 @@ _ACROSS = 3
 def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float) -> int:
     """Return the smallest total number of patients for which a plan's verdict is "good"."""
     settings = PrivacySettings(epsilon=epsilon, delta=1e-5, patients=_ASKED)
-    signal = plan_patient(settings, sizes=sizes, rank=rank, sites=sites).outlook.signal
+    plan = plan_patient(settings, sizes=sizes, rank=rank, sites=sites)
+    signal = plan.facts.start_signal(plan.start.rho)
     needed: int = math.ceil(_ASKED * GOOD_STRENGTH / (signal * math.sqrt(rank)))
     return needed
 

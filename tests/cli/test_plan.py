@@ -6,6 +6,7 @@ import math
 import pytest
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 from tests.commands import dpfact
@@ -26,7 +27,7 @@ def test_it_prints_the_plan_of_a_run():
     assert found["guarantee"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
     assert found["guarantee"]["epsilon"] <= 2.0
     assert "proven" in found["guarantee"]["claim"]
-    assert found["outlook"]["signal"] == pytest.approx(made.outlook.signal)
+    assert found["outlook"]["signal"] == pytest.approx(outlook_of(made).signal)
 
 
 def test_the_table_names_each_release_and_the_prospects():
@@ -36,7 +37,7 @@ def test_the_table_names_each_release_and_the_prospects():
     settings = PrivacySettings(epsilon=0.5, delta=1e-5, patients=5000)
     for rank in (5, 10, 20, 50):  # fewer phenotypes stand higher above the noise
         made = plan_patient(settings, sizes=(202, 316), rank=rank, sites=6)
-        assert f"{made.outlook.signal:.2g}" in text
+        assert f"{outlook_of(made).signal:.2g}" in text
 
 
 def test_it_foresees_what_helps_and_what_a_site_needs():

@@ -98,7 +98,7 @@ def test_eicu_by_region(run, ehr_data):
 @pytest.mark.slow
 def test_choosing_epsilon(run):
     names = run("choosing-epsilon")
-    outlooks = [names["planned"](epsilon).outlook for epsilon in names["EPSILONS"]]
+    outlooks = [names["planned"](epsilon) for epsilon in names["EPSILONS"]]
     assert [each.chance for each in outlooks] == sorted(each.chance for each in outlooks)
     # At epsilon 8, noise is a sixteenth of the noise at 0.5, so the two runs differ clearly.
     assert names["found"][8.0] > names["found"][0.5]

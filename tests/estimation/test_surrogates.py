@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dpfact_flower.estimation import outlook, surrogates
 from dpfact_flower.estimation import start as start_module
-from dpfact_flower.estimation import surrogates
+from dpfact_flower.estimation.outlook import needs_of
 from dpfact_flower.estimation.pair_fit import matrices_of
 from dpfact_flower.estimation.start import start_factors
 from dpfact_flower.estimation.surrogates import mean_codes, surrogate_patients, surrogates_of
-from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.settings import PrivacySettings
@@ -189,6 +189,6 @@ def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites,
     assert surrogates_of(releases, start, SIGMA, rng, number=few) is not None
     for_surrogates = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    beside = plan.needs.server - sites * release.nbytes
+    beside = needs_of(plan).server - sites * release.nbytes
     assert beside / 2 < for_start < beside + 1e6
     assert for_surrogates < beside + 1e6

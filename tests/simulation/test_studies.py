@@ -11,6 +11,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import SyntheticSettings, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
@@ -123,7 +124,7 @@ def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
     for patients, verdict in ((round(1.01 * enough), "good"), (round(0.99 * enough), "weak")):
         settings = PrivacySettings(epsilon=2.0, delta=1e-5, patients=patients)
         made = plan_patient(settings, sizes=(100, 100), rank=20, sites=6)
-        assert made.outlook.verdict == verdict
+        assert outlook_of(made).verdict == verdict
 
 
 def test_the_study_of_secure_sums_has_a_row_for_each_system(cohort_folder, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Plan a run in patient mode: its releases, the noise in each release, and a forecast.
+"""Plan a run in patient mode: its releases, and the noise in each release.
 
 The server and the sites compute the same plan from public settings, without patients' data. The
 constants below come from experiments (docs/explanation/start.md).
@@ -27,17 +27,10 @@ from dpfact_flower.privacy.conversions import (
     sigma_of,
 )
 from dpfact_flower.privacy.guarantee import Guarantee, account
-from dpfact_flower.privacy.patient.outlook import (
-    GOOD_STRENGTH,
-    Facts,
-    Needs,
-    Outlook,
-    needs_of,
-    outlook_of,
-)
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
-from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
+from dpfact_flower.privacy.patient.sharing import sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
+from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH, Facts
 from dpfact_flower.privacy.release import at_least_one, positive
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
@@ -62,6 +55,8 @@ _MOST_NOISE = 1e4
 """Largest allowed ratio of sigma to sensitivity, which limits the number of releases. Even a
 release that costs almost nothing makes the site read patients' data, and the server sees how long
 the site takes."""
+BYTES_A_VALUE = 48
+"""Bytes of memory per released value, for one thread's sum, noise and packing (37 measured)."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in one ledger field."""
 
@@ -81,17 +76,16 @@ class PatientPlan:
     refine_rounds: int
     bound: float
     memory: float
+    epsilon: float
     delta: float
-    outlook: Outlook
-    needs: Needs
-    sharing: Sharing | None = None
+    facts: Facts
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
         """Return the settings with all planned values filled in, for the server to send."""
         planned: dict[str, Any] = {
             name: getattr(self, name) for name in ("start_share", "refine_rounds", "bound")
         }
-        shared = self.sharing._asdict() if self.sharing else {}
+        shared = self.facts.sharing._asdict() if self.facts.sharing else {}
         planned |= {f"secure_{name}": number for name, number in shared.items()}
         return replace(settings, **planned)
 
@@ -150,18 +144,15 @@ def plan_patient(
             f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
             f"than {_MOST_NOISE:g} patients, and nothing could be learned from it"
         )
-    counts = [release.count for release in releases]
-    if sum(counts) > MOST_DISCRETE_VALUES:
+    count = sum(release.count for release in releases)
+    if count > MOST_DISCRETE_VALUES:
         raise SettingsError(
-            f"refine-rounds: {split.rounds} make releases of {sum(counts):,} values in all, but "
+            f"refine-rounds: {split.rounds} make releases of {count:,} values in all, but "
             f"the limit is {MOST_DISCRETE_VALUES:,}; choose fewer rounds, phenotypes or codes"
         )
-    mu = math.sqrt(2 * total)
-    outlook = outlook_of(facts, split.start, mu, settings.epsilon, settings.delta)
-    needs = needs_of(counts, facts, settings.codes)
     return PatientPlan(
         tuple(releases), len(releases) + 1, split.share, split.rounds, bound, memory,
-        settings.delta, outlook, needs, sharing,
+        settings.epsilon, settings.delta, facts,
     )  # fmt: skip
 
 

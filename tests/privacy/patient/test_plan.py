@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.estimation import start
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
@@ -15,7 +14,6 @@ from dpfact_flower.privacy.conversions import (
     ZCDP_TIGHT,
     epsilon_gaussian_discrete,
 )
-from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
 from dpfact_flower.privacy.release import PATIENT_CLAIM, SEEDED_CLAIM, ReleaseEvent
@@ -24,7 +22,6 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.triangle import whole_size
 
 SIZES = (202, 316)
-VERDICTS = ["hopeless", "weak", "good"]
 
 
 def plan(sizes=SIZES, rank=50, sites=6, **changes):
@@ -152,151 +149,12 @@ def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
     assert plan(epsilon=832.0, codes="100x150", codes_share=0.5).memory == 0.5  # signal 697
 
 
-def test_what_is_not_known_is_not_planned_for():
-    for unknown in ({"patients": 0}, {"sites": 0}):
-        made = plan(epsilon=1000.0, **unknown)
-        assert made.refine_rounds == 1
-        assert made.outlook.verdict == "unknown"
-        assert math.isnan(made.outlook.signal)
-        assert "patients and sites" in made.outlook.sentence
-
-
 @pytest.mark.parametrize("changes", [{"refine_rounds": 0}, {"start_share": 1.0}])
 def test_a_run_without_refinement_spends_all_on_the_start(changes):
     made = plan(**changes)
     assert kinds(made) == [("start", None)]
     assert (made.start_share, made.refine_rounds, made.rounds) == (1.0, 0, 2)
     assert made.guarantee().headline.epsilon == pytest.approx(4.0, rel=1e-6)
-
-
-epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
-
-
-@given(epsilons, epsilons, st.integers(1, 10**6))
-def test_more_epsilon_is_never_a_worse_outlook(one, other, patients):
-    low, high = (plan(epsilon=e, patients=patients).outlook for e in sorted((one, other)))
-    assert VERDICTS.index(low.verdict) <= VERDICTS.index(high.verdict)
-    assert low.signal <= high.signal
-
-
-@pytest.mark.parametrize(
-    ("patients", "verdict", "says"),
-    [(500, "hopeless", "don't spend the budget on this"), (20_000, "weak", "all but clear-cut"),
-     (5_000_000, "good", "times as strong as the noise")],
-)  # fmt: skip
-def test_the_sentence_says_the_verdict(patients, verdict, says):
-    found = plan(patients=patients).outlook
-    assert found.verdict == verdict
-    assert says in found.sentence
-
-
-def test_more_codes_sites_or_phenotypes_are_a_worse_outlook():
-    signal = plan().outlook.signal
-    assert plan(sizes=(404, 632)).outlook.signal == pytest.approx(signal / math.sqrt(2))
-    assert plan(sites=24).outlook.signal == pytest.approx(signal / 2)
-    assert plan(rank=100).outlook.signal == pytest.approx(signal / 2)
-
-
-def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
-    """The release contains sqrt(2) P, and the noise of T sites on P is symmetric."""
-    made = plan(sizes=(60, 90), sites=3, patients=5000, rank=10)
-    rng = np.random.default_rng(0)
-    noise = np.triu(rng.normal(0, made.start.sigma * math.sqrt(3 / 2), (150, 150)), 1)
-    largest = np.linalg.eigvalsh(noise + noise.T)[-1]
-    assert made.outlook.signal == pytest.approx(500 / largest, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "verdict"),
-    [
-        *(({"epsilon": 8.0}, "good"), ({}, "good"), ({"epsilon": 1.0}, "weak")),
-        ({"patients": 1385, "epsilon": 1.0}, "hopeless"),
-        ({"patients": 1000, "rank": 10, "epsilon": 2.0}, "hopeless"),
-        # One half of the real cohorts on which the chance was calibrated.
-        ({"sizes": (100, 100), "rank": 10, "patients": 30_744, "epsilon": 2.0}, "good"),
-        ({"sizes": (100, 100), "rank": 20, "patients": 30_744, "epsilon": 0.5}, "weak"),
-        ({"rank": 10, "patients": 17_990, "epsilon": 8.0}, "good"),
-        ({"rank": 10, "patients": 17_990, "epsilon": 1.0}, "weak"),
-    ],
-)
-def test_verdicts_on_cohorts_that_were_measured(changes, verdict):
-    assert plan(**changes).outlook.verdict == verdict
-
-
-def test_one_site_and_one_patient_are_known():
-    asked = {(0, 1): False, (1, 0): False, (1, 1): True}
-    assert {pair: outlook.Facts((3,), 2, *pair).known for pair in asked} == asked
-
-
-def test_the_rank_that_is_suggested_has_a_good_outlook():
-    weak = plan(epsilon=2.0).outlook
-    (rank,) = (int(lever.good) for lever in weak.levers if lever.name == "rank")
-    assert f"rank = {rank}" in weak.sentence
-    assert plan(epsilon=2.0, rank=rank).outlook.verdict == "good"
-    assert plan(epsilon=2.0, rank=rank + 1).outlook.verdict == "weak"
-
-
-@pytest.mark.parametrize("name", ["patients", "epsilon", "sites"])
-def test_a_lever_is_good_from_where_it_says(name):
-    weak = plan(epsilon=2.0).outlook
-    (enough,) = (lever.good for lever in weak.levers if lever.name == name)
-
-    def at(value):
-        # More sites bring patients of their own.
-        own = {"patients": round(40_662 * value / 6)} if name == "sites" else {}
-        return plan(**{"epsilon": 2.0, **own, name: value}).outlook.verdict
-
-    whole = name != "epsilon"
-    assert at(int(enough) if whole else 1.001 * enough) == "good"
-    assert at(int(enough) - 1 if whole else 0.999 * enough) == "weak"
-
-
-def test_fewer_codes_are_proposed_only_if_a_mode_keeps_as_many_as_there_are_phenotypes():
-    for patients, enough in ((9_000, True), (8_800, False)):
-        found = plan(epsilon=2.0, rank=20, patients=patients).outlook
-        (codes,) = (lever.good for lever in found.levers if lever.name == "codes")
-        assert (codes >= 2 * 20) == ("codes = " in found.sentence) == enough
-
-
-def test_a_lever_is_not_rounded_to_what_a_run_has():
-    made = plan(sizes=(202, 316), patients=56_240, rank=20, epsilon=1.0)
-    shown = {lever.name: lever.text for lever in made.outlook.levers}
-    assert (shown["patients"], shown["epsilon"], shown["sites"]) == ("60,000", "1.1", "7")
-    assert "60,000 patients; or epsilon 1.1, rank = 17" in made.outlook.sentence
-
-
-def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
-    found = plan(epsilon=2.0).outlook
-    by_name = {lever.name: lever.chance for lever in found.levers}
-    chances = list(by_name.values())
-    assert chances == sorted(chances, reverse=True)
-    assert chances[-1] > found.chance
-    twice = plan(epsilon=2.0, patients=2 * 40_662).outlook.chance
-    assert by_name["patients"] == chances[0] == pytest.approx(twice)
-    assert by_name["rank"] == pytest.approx(plan(epsilon=2.0, rank=25).outlook.chance)
-    # The power law between mu and epsilon is exact between epsilon and the epsilon of twice the mu.
-    assert by_name["epsilon"] == pytest.approx(plan(epsilon=4.0).outlook.chance, abs=0.05)
-    assert "What helps most: " in found.sentence
-
-
-def test_half_of_the_phenotypes_helps_unless_there_is_one():
-    for rank in (1, 2):
-        found = plan(epsilon=0.1, rank=rank).outlook
-        (chance,) = (lever.chance for lever in found.levers if lever.name == "rank")
-        assert (chance > found.chance) == (rank > 1)
-        assert chance >= found.chance
-
-
-def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
-    made = plan(sizes=(5000, 5000), rank=20, patients=100_000)
-    assert made.needs.memory == 48 * made.start.count > 2e9
-    assert made.needs.sent > 70e6
-    assert made.needs.codes == "1000x1000"
-    smaller = plan(sizes=(5000, 5000), rank=20, patients=100_000, codes="1000x1000").needs
-    assert smaller.codes == ""
-    assert smaller.memory < made.needs.memory / 20
-    assert plan(sizes=(5000, 30), rank=20).needs.codes == "1970x30"
-    assert plan().needs.codes == ""
 
 
 def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
@@ -360,10 +218,3 @@ def test_a_spent_budget_has_no_room_for_another_release(delta):
         assert epsilon_gaussian_discrete(math.sqrt(2 * (spent + least)), 1e-5, 10**6) > cap
     with pytest.raises(SettingsError, match="noise of more than 10000 patients"):
         plan(epsilon=2.1e-6, delta=delta, start_share=0.01, refine_rounds=100, bound=0.001)
-
-
-def test_the_server_needs_no_more_for_many_sites_than_their_replies():
-    some, many = (plan(sizes=(1500, 1500), sites=sites) for sites in (20, 200))
-    assert many.needs.server - some.needs.server == 180 * 4 * some.start.count
-    assert outlook._APART == start._APART
-    assert plan(sizes=(50, 50)).needs.server == 80e6  # surrogates need this for any lists

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient import share
@@ -64,10 +65,10 @@ def test_alone_costs_as_much_as_a_site_s_own_noise(sites, epsilon, alone):
 
 
 def test_slots_are_as_many_as_the_signal_bears():
-    assert planned(replace(SECURE, epsilon=1.0)).sharing.slots == 1
-    assert planned(replace(SECURE, patients=100_000)).sharing.slots == 2
-    assert planned(replace(SECURE, patients=0)).sharing.slots == 2  # unknown
-    assert planned(replace(SECURE, epsilon=1.0, secure_slots=3)).sharing.slots == 3
+    assert planned(replace(SECURE, epsilon=1.0)).facts.sharing.slots == 1
+    assert planned(replace(SECURE, patients=100_000)).facts.sharing.slots == 2
+    assert planned(replace(SECURE, patients=0)).facts.sharing.slots == 2  # unknown
+    assert planned(replace(SECURE, epsilon=1.0, secure_slots=3)).facts.sharing.slots == 3
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
@@ -82,8 +83,8 @@ def test_a_site_finds_the_same_plan_from_settings_that_are_settled(epsilon):
 def test_slots_are_used_from_the_epsilon_at_which_they_have_a_good_outlook():
     for epsilon in np.geomspace(2.0, 4.0, 9):
         asked = replace(SECURE, epsilon=float(epsilon))
-        with_slots = planned(replace(asked, secure_slots=2)).outlook.verdict
-        assert (planned(asked).sharing.slots == 2) == (with_slots == "good"), epsilon
+        with_slots = outlook_of(planned(replace(asked, secure_slots=2))).verdict
+        assert (planned(asked).facts.sharing.slots == 2) == (with_slots == "good"), epsilon
 
 
 def test_noise_is_in_all_slots_and_the_statistic_in_one():

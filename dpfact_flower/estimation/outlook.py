@@ -1,33 +1,26 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
 The forecast is the chance that a run finds real phenotypes (defined in docs/results.md). This
-chance depends only on the run's strength, which is `Outlook.signal` times the root of the rank.
+chance depends only on the run's strength.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
-from dpfact_flower.privacy.patient.sharing import Sharing
+from dpfact_flower.privacy.patient.plan import BYTES_A_VALUE, PatientPlan
+from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH, Facts, chance_of
 from dpfact_flower.tensor.triangle import strict_size
 
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
-_MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the forecast chance is one half, and slope of the chance's log-odds as a
-function of the logarithm of the strength (docs/explanation/start.md)."""
-_GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
-GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
-"""Lowest strength for which the forecast's verdict is good."""
-_CLEAR = 1.5
-"""Signal from which no run is called hopeless, because clear-cut phenotypes can still be found."""
+_HOPELESS, _CLEAR = 0.1, 1.5
+"""Chance below which a run is called hopeless, unless its signal is at least `_CLEAR`, because
+clear-cut phenotypes can still be found."""
 _MANY_CODES = 2_000
 """Number of codes in all modes above which `Needs.codes` proposes to keep fewer."""
-BYTES_A_VALUE = 48
-"""Bytes of memory per released value, for one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Number of sites above which the start is fitted to sums over groups of sites (`estimation`)."""
+"""Number of sites above which the start is fitted to sums over groups of sites."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for each site's reply, for each site or group to which
 candidates are fitted, and for working matrices."""
@@ -36,43 +29,6 @@ _SURROGATE_BYTES = 80_000_000
 _SENT_BITS, _MASKED_BITS = 12, 32
 """Bits per value in a message (docs/explanation/noise.md), and bits per masked value (48 if
 `patients` is unknown)."""
-
-
-class Facts(NamedTuple):
-    """A run's public facts, 0 if unknown. `sizes` holds each mode's number of selected codes."""
-
-    sizes: tuple[int, ...]
-    rank: int
-    sites: int
-    patients: int
-    sharing: Sharing | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether the numbers of patients and sites are both known."""
-        return self.patients > 0 and self.sites > 0
-
-    @property
-    def noises(self) -> float:
-        """Variance of the noise in a sum over all sites, in multiples of the release's sigma**2."""
-        shared = self.sharing
-        return shared.slots * shared.sites / shared.honest if shared else self.sites
-
-    def start_signal(self, rho: float) -> float:
-        """Return `Outlook.signal` for a starting release with zCDP cost `rho`."""
-        noise = math.sqrt(2 * sum(self.sizes) * self.noises)
-        return self.patients / self.rank / noise * math.sqrt(2 * rho)
-
-    def signal(self, rho: float) -> float:
-        """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
-
-        The ratio is the number of patients per phenotype, divided by the norm of the noise that all
-        sites add to one phenotype in the largest mode, for a sensitivity of 1.
-        """
-        if not self.known:
-            return 0.0
-        noise = math.sqrt(max(self.sizes) * self.noises / (2 * rho))
-        return self.patients / self.rank / noise
 
 
 class Lever(NamedTuple):
@@ -100,11 +56,8 @@ class Outlook(NamedTuple):
     """The forecast for a plan, based only on public facts. Unknown numbers are NaN.
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
-    the signal-to-noise ratio of the release from which the run starts. For I patients, R
-    phenotypes, n codes, T sites and noise level sigma, `signal` is ``(I / R) / (sigma sqrt(2 n
-    T))``. The denominator approximates the largest eigenvalue of a co-occurrence matrix of pure
-    noise. `chance` is the probability that the run finds real phenotypes. The most helpful `levers`
-    come first.
+    the starting release's signal-to-noise ratio (`Facts.start_signal`). `chance` is the probability
+    that the run finds real phenotypes. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -127,17 +80,13 @@ class Needs(NamedTuple):
     codes: str
 
 
-def chance_of(strength: float) -> float:
-    """Return the chance that a run finds real phenotypes. `strength` is signal * sqrt(rank)."""
-    return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))
-
-
-def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run with Gaussian-DP cost `mu`. `start` is the starting release's zCDP cost."""
+def outlook_of(plan: PatientPlan) -> Outlook:
+    """Forecast a planned run."""
+    facts = plan.facts
     if not facts.known:
         sentence = "The outlook is unknown: set patients and sites to public estimates."
         return Outlook("unknown", sentence, math.nan, math.nan, ())
-    signal = facts.start_signal(start)
+    signal = facts.start_signal(plan.start.rho)
     strength = signal * math.sqrt(facts.rank)
     chance = chance_of(strength)
     verdict: Verdict = "weak"
@@ -145,8 +94,8 @@ def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: flo
         verdict = "good"
     elif chance < _HOPELESS and signal < _CLEAR:
         verdict = "hopeless"
-    levers = _levers(facts, strength, mu, epsilon, delta)
-    sentence = _sentence(verdict, facts, signal, epsilon, levers)
+    levers = _levers(plan, strength)
+    sentence = _sentence(verdict, facts, signal, plan.epsilon, levers)
     return Outlook(verdict, sentence, signal, chance, levers)
 
 
@@ -163,31 +112,31 @@ def delta_warning(delta: float, patients: int, sites: int) -> str:
     )
 
 
-def needs_of(counts: Sequence[int], facts: Facts, chosen: str) -> Needs:
-    """Return the memory and traffic that a run needs. `chosen` is the value of `settings.codes`."""
+def needs_of(plan: PatientPlan) -> Needs:
+    """Return the memory and traffic that a planned run needs."""
+    facts, counts = plan.facts, [release.count for release in plan.releases]
     slots, bits, learned = 1, _SENT_BITS, facts.sites
     if facts.sharing:
         slots, bits, learned = facts.sharing.slots, _MASKED_BITS, facts.sharing.slots
-    many = not chosen and sum(facts.sizes) > _MANY_CODES
+    every = plan.releases[0].kind != "codes"
     values, apart = strict_size(sum(facts.sizes)), min(learned, _APART)
     each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
     return Needs(
         memory=BYTES_A_VALUE * max(counts) * slots,
         server=max(values * each, _SURROGATE_BYTES) if facts.sites else 0,
         sent=sum(counts) * slots * bits // 8,
-        codes=_fewer(facts.sizes, _MANY_CODES) if many else "",
+        codes=_fewer(facts.sizes, _MANY_CODES) if every and sum(facts.sizes) > _MANY_CODES else "",
     )
 
 
-def _levers(
-    facts: Facts, strength: float, mu: float, epsilon: float, delta: float
-) -> tuple[Lever, ...]:
+def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
     The strength is proportional to mu and to the number of patients, and inversely proportional to
     the square roots of the rank and of the number of codes.
     """
-    lacking = GOOD_STRENGTH / strength
+    facts, epsilon, delta, lacking = plan.facts, plan.epsilon, plan.delta, GOOD_STRENGTH / strength
+    mu = math.sqrt(2 * sum(release.rho for release in plan.releases))
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
     # mu is nearly a power of epsilon. The epsilon for twice the mu determines the exponent.
     power = math.log(2) / math.log(twice / epsilon)
