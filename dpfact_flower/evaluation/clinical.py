@@ -160,7 +160,7 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 def enrichments(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary], known: Classification
 ) -> tuple[Enrichment, ...]:
-    """Return each phenotype's most enriched group in any mode."""
+    """Return each phenotype's most enriched group, over all modes."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
     for mode, ((groups, members), chosen) in enumerate(zip(known.tested, leading, strict=True)):

@@ -157,8 +157,8 @@ class Coordinator:
         """Return the time limit for a site's answer in a round, in seconds.
 
         A site that misses the limit is not charged. If `grace` is set, the limit is `grace` plus
-        the longest time that an earlier round took to reach its quorum, up to `round_timeout`. In
-        other runs, and in rounds that must meet the quorum, the limit is `round_timeout`.
+        the longest time that an earlier round took to reach its quorum, up to `round_timeout`.
+        Without `grace`, and in rounds that need their quorum, the limit is `round_timeout`.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)

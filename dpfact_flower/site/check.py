@@ -281,7 +281,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults in the connection to a SuperLink, each with its remedy.
 
     The arguments are the values of the SuperNode's options `--superlink` (HOST:PORT) and
-    `--root-certificates`. The function requests `/health` to check the certificate and the clock.
+    `--root-certificates`. A request to `/health` shows the server's certificate and its clock.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -26,8 +26,8 @@ directive (a comment above a statement) determines how the statement is used:
 - ``-- @describe``: a query that returns mode, code and description.
 - ``-- @patients``: a query that returns patient and site, with one row per patient.
 - ``-- @label NAME``: a query that returns patients whose label is 1. ``@patients`` must come first.
-- ``-- @stays``: a query that returns patient, begun and ended for each hospital stay, to compute
-  the readmission label. ``@patients`` must come first.
+- ``-- @stays``: a query that returns the columns patient, begun and ended of each hospital stay,
+  for the readmission label. ``@patients`` must come first.
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If this condition is false, the
 table stays empty or the label is left out. A placeholder such as ``$by`` is replaced by an option's

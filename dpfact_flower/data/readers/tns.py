@@ -33,8 +33,8 @@ def read(
     """Read a FROSTT tensor as one site or, for a simulation, as several sites of similar size.
 
     `path` is a ``.tns`` or ``.tns.gz`` file. A line holds a cell's indices and count. `patients` is
-    the number of the patients' mode, from 1. `vocabularies` contains a code list for each other
-    mode. Without code lists, `modes` names these modes (by default ``mode-2``, ``mode-3``, ...). If
+    the number of the patients' mode, from 1. `vocabularies` contains one list per feature mode.
+    Without lists, `modes` names the feature modes (by default ``mode-2``, ``mode-3``, ...). If
     `parts` is above 1, patients are assigned in turn to the sites ``part-1``, ``part-2``, ...
     """
     check_name("name of site or cohort", name)
