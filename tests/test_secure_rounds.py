@@ -22,6 +22,7 @@ from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.store import close_jobs
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.secure import MemberKey, SecureStage
@@ -119,7 +120,7 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_learns_from_sums_and_charges_each_release_once(tmp_path, whole):
     made = run(tmp_path)
-    assert made.coordinator.rule.plan.sharing == (7, 1, 1, 2)
+    assert made.coordinator.rule.plan.facts.sharing == (7, 1, 1, 2)
     assert_bits(made.coordinator.factors, whole)  # masks differ between runs, but sums do not
     for site in NAMES:
         rows = rows_in(tmp_path / "state" / site)
@@ -217,7 +218,7 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
     made, grid = strategy(), simulated(tmp_path, lost={("site-7", "keys", 1): 99})
     made.start(grid)
     assert ("site-7", "sum", 1) not in grid.asked
-    assert made.coordinator.rule.plan.sharing == (6, 1, 1, 2)
+    assert made.coordinator.rule.plan.facts.sharing == (6, 1, 1, 2)
     assert made.coordinator.records[0].sites == tuple(NAMES[:6])
     assert made.coordinator.run.sites == 6
     answer, taken = records.answer([np.zeros(1, np.uint8)], 1, {"site": "site-7"}), {}
@@ -231,7 +232,7 @@ def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, expected):
     made.start(simulated(tmp_path, 4), num_rounds=1)
     again = strategy(number=expected, run_dir=tmp_path / "run", resume=True)
     again.start(simulated(tmp_path, 4))
-    assert again.coordinator.rule.plan.sharing == (4, 1, 1, 2)
+    assert again.coordinator.rule.plan.facts.sharing == (4, 1, 1, 2)
     assert all(record.updated for record in again.coordinator.records)
 
 
@@ -456,7 +457,8 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
 
 
 @pytest.mark.slow
-def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals):
+@pytest.mark.parametrize("closes", [False, True], ids=["the run ends", "the hospital closes it"])
+def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals, closes):
     own, grid, seen = tmp_path / "state" / "site-1" / "site-1", grid_of(hospitals), []
 
     def look(_):
@@ -464,6 +466,8 @@ def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospita
             (own / "job" / ".secure-round.npz.x1").touch()  # left by a process that was killed
             key = json.loads((own / "job" / "secure-job.json").read_text())["key"].encode()
             seen.append((key, holding(key)))
+        if closes:
+            close_jobs(own)
 
     def holding(secret):
         folders = set()
@@ -475,7 +479,7 @@ def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospita
     after_each(grid, look)
     made = strategy(REAL, number=3)
     made.start(grid)
-    assert all(record.updated for record in made.coordinator.records)
+    assert all(record.updated for record in made.coordinator.records) != closes
     assert {tuple(folders) for _, folders in seen} == {("job",)}
     assert holding(seen[0][0]) == set()  # the run has ended
     assert not list((own / "job").glob("*secure-*"))
@@ -494,7 +498,8 @@ def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
     after_each(grid, watch)
     made = strategy(number=3, run_dir=tmp_path / "run")
     made.start(grid)
-    assert made.coordinator.rule.plan.sharing == (3, 1, 0, 2)  # one attempt, and nothing to open
+    sharing = made.coordinator.rule.plan.facts.sharing
+    assert sharing == (3, 1, 0, 2)  # one attempt, and nothing to open
     assert {stage for _, stage, _ in grid.asked} == {"query", "keys", "sum", "train"}
     vector = vectors[-1]
     assert len(vector) > 100

@@ -51,7 +51,8 @@ def plan(
 
     The command reads no data and spends no budget. A run with the same settings has this plan.
     """
-    from dpfact_flower.estimation.outlook import delta_warning, needs_of, outlook_of
+    from dpfact_flower.estimation.outlook import needs_of, outlook_of
+    from dpfact_flower.privacy.guarantee import delta_warning
     from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
@@ -74,7 +75,7 @@ def plan(
     guarantee = made.guarantee()
     for figure in (*guarantee.figures, *filter(None, [guarantee.alone])):
         say(f"  {figure}")
-    if warning := delta_warning(delta, patients, sites):
+    if warning := delta_warning(delta, patients // max(sites, 1)):
         say(f"warning: {warning}")
     outlook = outlook_of(made)
     verdict = outlook.verdict
@@ -376,6 +377,11 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
             yield f"  {figure}"
         if total.alone:
             yield f"  {total.alone}"
+    if totals:
+        yield (
+            "these are totals so far; for jobs planned after seeing results, only the cap "
+            "(max-epsilon) is guaranteed"
+        )
     if len(totals) > 1:
         yield (
             "totals of different units cannot be added up; each covers only its own releases, "

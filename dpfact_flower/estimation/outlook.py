@@ -99,19 +99,6 @@ def outlook_of(plan: PatientPlan) -> Outlook:
     return Outlook(verdict, sentence, signal, chance, levers)
 
 
-def delta_warning(delta: float, patients: int, sites: int) -> str:
-    """Return a warning if delta > 1 / (10 N), else "". Sites have N patients on average."""
-    each = patients // max(sites, 1)
-    if 10 * delta * each <= 1:
-        return ""
-    safe = 10.0 ** -math.ceil(math.log10(10 * each))
-    return (
-        f"delta {delta:g} is large for {each:,} patients at a site: publishing the whole record of "
-        f"one of them with a chance of {min(delta * each, 1):.0%} would be within the guarantee; "
-        f"choose delta = {safe:g}"
-    )
-
-
 def needs_of(plan: PatientPlan) -> Needs:
     """Return the memory and traffic that a planned run needs."""
     facts, counts = plan.facts, [release.count for release in plan.releases]

@@ -19,7 +19,7 @@ from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.privacy import rounded_up
 from dpfact_flower.privacy.guarantee import Figure
-from dpfact_flower.privacy.release import Neighbours, Unit
+from dpfact_flower.privacy.release import Neighbours, Unit, about_rows
 
 _LAMBDA = 0.6
 """Weight of a code's share relative to its lift, as Sievert and Shirley chose for pyLDAvis."""
@@ -398,8 +398,3 @@ NOT_COVERED: tuple[str, ...] = (
     "Patients with records at several sites. Their loss can be the sum of what those sites spent.",
     "Whether a hospital takes part, which rounds it answers, and how long each answer takes.",
 )
-
-
-def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text with the unit that a row represents, such as "discharge"."""
-    return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

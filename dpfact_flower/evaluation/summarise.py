@@ -36,6 +36,7 @@ from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, keyed_hash
+from dpfact_flower.privacy.release import about_rows
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
@@ -125,14 +126,14 @@ def _spent(
     for site, own in events.items():
         if own:
             cost = account(own, delta, second_opinions=True)
-            spent[site] = replace(cost, claim=prose.about_rows(cost.claim + given, row_unit))
+            spent[site] = replace(cost, claim=about_rows(cost.claim + given, row_unit))
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda cost: cost.rho)
     return RunSpending(
         **worst.to_dict(),
-        unit_in_words=prose.about_rows(prose.UNITS[worst.unit], row_unit),
-        neighbours_in_words=prose.about_rows(prose.NEIGHBOURS[worst.neighbours], row_unit),
+        unit_in_words=about_rows(prose.UNITS[worst.unit], row_unit),
+        neighbours_in_words=about_rows(prose.NEIGHBOURS[worst.neighbours], row_unit),
         not_covered=prose.NOT_COVERED,
         per_site={
             site: SiteSpending(**cost.to_dict(), ledger=tuple(events[site]))

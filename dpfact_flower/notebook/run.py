@@ -13,9 +13,10 @@ from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.clinical import clinical_measures
 from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.page import library
-from dpfact_flower.evaluation.prose import about_rows, certainties, headline, titles
+from dpfact_flower.evaluation.prose import certainties, headline, titles
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.privacy import price_of_replacing, rounded_up
+from dpfact_flower.privacy.release import about_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

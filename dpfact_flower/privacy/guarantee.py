@@ -180,3 +180,15 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
     if math.isfinite(discrete):
         return {conversions.GAUSSIAN_DP_DISCRETE: discrete} | bounds
     return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest proven epsilon comes first
+
+
+def delta_warning(delta: float, patients: int) -> str:
+    """Return a warning if delta exceeds 1 / (10 `patients`), and otherwise an empty string."""
+    if 10 * delta * patients <= 1:
+        return ""
+    safe = 10.0 ** -math.ceil(math.log10(10 * patients))
+    return (
+        f"delta {delta:g} is large for {patients:,} patients at a site: publishing the whole "
+        f"record of one of them with a chance of {min(delta * patients, 1):.0%} would be within "
+        f"the guarantee; choose delta = {safe:g}"
+    )

@@ -7,6 +7,7 @@ data. Only `paper.perturb`, `patient.release` and the functions in this module m
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -90,6 +91,11 @@ class ReleaseEvent:
     def rho(self) -> float:
         """The zCDP parameter, sensitivity**2 / (2 * sigma**2) (DPFact paper, Proposition 2.7)."""
         return 0.5 * self.mu * self.mu
+
+
+def about_rows(text: str, row_unit: str) -> str:
+    """Replace the word *patient* with a data file's row unit, such as ``discharge``."""
+    return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:

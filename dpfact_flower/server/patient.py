@@ -18,12 +18,13 @@ from dpfact_flower.estimation.certainty import (
     typical_counts,
 )
 from dpfact_flower.estimation.codes import kept_codes
-from dpfact_flower.estimation.outlook import delta_warning, outlook_of
+from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.estimation.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.guarantee import delta_warning
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
@@ -126,7 +127,7 @@ class PatientRule(ServerRule):
         outlook = outlook_of(self.plan)
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
-        if warning := delta_warning(self.privacy.delta, self.privacy.patients, sites):
+        if warning := delta_warning(self.privacy.delta, self.privacy.patients // max(sites, 1)):
             _logger.warning("plan: %s", warning)
 
     def needs_quorum(self, round_number: int) -> bool:

@@ -25,7 +25,7 @@ from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
 from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.round import JobState, RoundOutcome
-from dpfact_flower.site.secure import SecureRound, forget
+from dpfact_flower.site.secure import SecureRound
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -89,7 +89,7 @@ class Site:
         store = self._hospital.store(request.job, last.fingerprint)
         try:
             store.keep_ending(*replace(request, answered={}).to_wire())  # of bounded size
-            forget(store.folder)
+            store.forget_secrets()
         except OSError as error:  # the server ends the run in any case
             _logger.error("the last request of job %s cannot be kept (%s)", request.job, error)
         return release_nothing()
@@ -187,7 +187,8 @@ class Site:
         self._clean_up(store, outcome)
         if not hospital.simulation:  # for a later comparison with the ledger
             claim = claim_of(release.events) if release.arrays else "nothing was released"
-            _logger.info("round %d: %s; ledger: %s", request.round, claim, head)
+            rho = sum(event.rho for event in release.events)
+            _logger.info("round %d: %s; rho %.4g; ledger: %s", request.round, claim, rho, head)
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:

@@ -21,7 +21,9 @@ from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine import files
 from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, version_faults
+from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.machine.processes import Process, listeners, processes
+from dpfact_flower.privacy.guarantee import delta_warning
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.site import hospital
 from dpfact_flower.site.admission import largest_run
@@ -150,6 +152,15 @@ def _secure_keys(place: Place) -> list[str]:
 def _time(place: Place) -> Iterator[str]:
     if not place.settings.reply_after and place.settings.allow_privacy != "none":
         yield f"the server can see how long a round takes: set reply-after in {place.config}"
+
+
+def _delta(place: Place) -> Iterator[str]:
+    patients = 0
+    with suppress(DPFactError):  # another check reports faults in the data file
+        patients = int(load_npz(place.data, ("shape",), others=False)["shape"][0])
+    warning = delta_warning(place.settings.budget_delta, patients)
+    if warning and place.settings.max_epsilon:
+        yield f"budget-{warning} in {place.config}, and for the centre's runs"
 
 
 def _ledger(place: Place) -> list[str]:
@@ -333,6 +344,7 @@ CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     "only their owners have access to the data, the state folder and the key": _owners,
     "the keys for secure sums are valid, and only the owner has the private key": _secure_keys,
     "each reply leaves at a fixed time": _time,
+    "budget-delta suits the number of patients": _delta,
     "the ledger is intact": _ledger,
     "the disk has space, and not too many rounds in a row have failed": _room,
     "no other user can change the settings, the installation or the machine code": _code,
@@ -344,5 +356,5 @@ CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     "the executor has no network": _no_network,
 }
 """Checks, keyed by condition. Each check raises an error or returns faults with their remedies."""
-_BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
+_BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _delta, _room}
 """Checks that work before the processes start."""

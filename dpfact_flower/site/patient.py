@@ -62,9 +62,10 @@ class PatientRound(RoundWork):
         assert planned is not None
         name, bounded = planned.name(self._modes), self.bounded(data, planned, kept)
         if planned.sharing is None:
-            return RoundOutcome(release(bounded, self._noise, name=name))
+            return RoundOutcome(release(bounded, self._noise, name=name, row_unit=data.row_unit))
         slot = self._slot(planned.sharing)
-        return RoundOutcome(share(bounded, self._noise, planned.sharing, slot, name=name))
+        made = share(bounded, self._noise, planned.sharing, slot, name=name, row_unit=data.row_unit)
+        return RoundOutcome(made)
 
     def _slot(self, sharing: Sharing) -> int:
         assert self._request.secure is not None

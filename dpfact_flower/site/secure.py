@@ -145,12 +145,6 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
         )
 
 
-def forget(folder: Path) -> None:
-    """Delete a job's key and noisy vector, and temporary copies of both."""
-    for path in folder.glob("*secure-*"):  # temporary files begin with a dot
-        path.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True)
 class _Files:
     """The files that hold a job's secrets.

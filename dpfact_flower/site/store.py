@@ -77,6 +77,12 @@ class JobFolder:
         """Mark the job as closed, so that the site refuses all new rounds of the job."""
         with replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
+        self.forget_secrets()
+
+    def forget_secrets(self) -> None:
+        """Delete a job's key and noisy vector for secure sums, and temporary copies of both."""
+        for path in self.folder.glob("*secure-*"):  # temporary files begin with a dot
+            path.unlink(missing_ok=True)
 
     @property
     def is_closed(self) -> bool:

@@ -76,6 +76,7 @@ def test_show_has_every_release_with_its_cost(state_dir):
         assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d ", line)
     assert [("seeded: not private" in line) for line in lines] == [False, False, True, True]
     assert "nothing left the site" in text
+    assert "only the cap (max-epsilon) is guaranteed" in text
     (bare,) = (line for line in text.splitlines() if "[red]third[/red]" in line)  # no markup
     assert "values without noise" in bare
     assert "no bound" in bare

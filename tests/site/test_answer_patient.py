@@ -43,7 +43,10 @@ from tests.site.federation import (
 
 
 @pytest.mark.parametrize("privacy", [PLANNED, CODES], ids=["whole vocabularies", "codes counted"])
-def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, tmp_path, privacy):
+def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(
+    data, tmp_path, caplog, privacy
+):
+    caplog.set_level("INFO")
     client, server = make_client(data, tmp_path), make_server(data, privacy)
     seen = go_to(client, server, server.rounds)
     assert len(seen) == server.rounds == (1 if privacy.codes else 0) + 1 + 2 * 2 + 1
@@ -66,6 +69,8 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
     spent = account(events, 1e-5)
     assert 3.9 < spent.headline.epsilon <= 4.0
     assert spent.claim == PATIENT_CLAIM
+    logged = re.findall(r"; rho (\S+); ledger: ", caplog.text)
+    assert logged == [f"{event.rho:.4g}" for event in events]
     left = {path.name for path in (tmp_path / "state" / "site-1" / "job").iterdir()}
     assert left == {"NOT-TO-BE-SHARED.txt", "ending.npz"}  # no factors
 

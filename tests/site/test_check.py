@@ -123,6 +123,14 @@ def test_rounds_that_the_ledger_lacks_are_found(place):
     assert faults(place) == {"the ledger is intact": tuple(rolled_back_faults(own))}
 
 
+def test_a_delta_too_large_for_the_sites_patients_is_found(place, cohort):
+    config = place / "site" / "north.toml"
+    text, most = config.read_text(), 0.1 / len(cohort.sites[0])
+    for delta, found in ((0.99 * most, 0), (1.01 * most, 1)):
+        config.write_text(f"{text}budget-delta = {delta}\n")
+        assert len(faults(place)) == found
+
+
 def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place):
     config = place / "site" / "north.toml"
     timed = config.read_text().replace("reply-after = 60.0", "")

@@ -88,6 +88,12 @@ def test_what_is_charged_is_what_was_planned_round_for_round(data, privacy):
         assert names[-1] == f"round {len(names)}, refine diagnoses"
 
 
+def test_the_claim_names_what_a_row_of_the_data_is(data):
+    stays, request = replace(data, row_unit="discharge"), make_request(data, 1)
+    (event,) = make_round(data, request).run(stays, Kept()).release.events
+    assert event.claim == "proven: discharge-level, add or remove one discharge"
+
+
 def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
     privacy = replace(PLANNED, noise_seed=4)
     drawn = {}

@@ -24,7 +24,14 @@ from dpfact_flower.privacy.patient.statistics import (
     cooccurrence,
     refinement,
 )
-from dpfact_flower.privacy.release import PATIENT_CLAIM, Release, ReleaseEvent, Share, replay
+from dpfact_flower.privacy.release import (
+    PATIENT_CLAIM,
+    Release,
+    ReleaseEvent,
+    Share,
+    about_rows,
+    replay,
+)
 from dpfact_flower.privacy.secure_sum.keys import Member, Question
 from dpfact_flower.privacy.secure_sum.masks import width_of
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -148,15 +155,17 @@ _FINE_BITS = 8
 increases the variance of the noise by a millionth."""
 
 
-def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
+def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "patient") -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The release's event gives the privacy cost for one added or removed patient. Rounding the noisy
-    integers to multiples of a step (see `step_of`) and to float32 values is post-processing.
+    The release's event gives the privacy cost of adding or removing one row, such as a patient.
+    Rounding the noisy integers to multiples of a step (see `step_of`) and to float32 values is
+    post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     size = bounded.sensitivity, bounded.sigma, len(noisy)
-    event = ReleaseEvent(name, *size, "patient", "add-remove", PATIENT_CLAIM, noise.seeded)
+    claim = about_rows(PATIENT_CLAIM, row_unit)
+    event = ReleaseEvent(name, *size, "patient", "add-remove", claim, noise.seeded)
     return replay([rounded(noisy, event.sigma)], [event])
 
 
@@ -176,7 +185,10 @@ def _step(sigma: float) -> float:
     return sigma / (1 << _FINE_BITS)
 
 
-def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
+def share(
+    bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str,
+    row_unit: str = "patient",
+) -> Share:  # fmt: skip
     """Add one site's part of the noise to the site's sum, and return a share of a secure sum.
 
     The sum goes into one slot, and noise goes into all slots. The integers are not rounded, because
@@ -187,7 +199,6 @@ def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, nam
     slots[slot] = bounded.total
     noisy = slots.ravel() + noise.integers(slots.size)
     size = bounded.sensitivity, bounded.sigma * math.sqrt(sharing.honest), len(noisy)
-    event = ReleaseEvent(
-        name, *size, "patient", "add-remove", sharing.claim, noise.seeded, bounded.sigma
-    )
+    claim = about_rows(sharing.claim, row_unit)
+    event = ReleaseEvent(name, *size, "patient", "add-remove", claim, noise.seeded, bounded.sigma)
     return Share(noisy, (event,))
