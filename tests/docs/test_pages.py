@@ -102,7 +102,7 @@ NOT_RUN = {
     ("docs/results.md", ""): HOURS,
     ("docs/results/commands.md", ""): HOURS,
     **{(f"docs/{page}.md", "python -m simulation"): HOURS for page in (
-        "comparison", "explanation/start", "explanation/certainty", "explanation/algorithm",
+        "comparison", "explanation/certainty", "explanation/algorithm",
         "explanation/proof", "explanation/what-leaves", "how-to/clinical-reality",
         "how-to/slow-sites")},
     ("docs/gallery.md", ""): "made the reports beside it; README and tutorial run the same on "
