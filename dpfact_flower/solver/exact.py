@@ -175,9 +175,9 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 
     `columns` is F^T, `target` is P^T, and `q` is Q. The arrays are all float32 or all float64. Each
     step moves one column to its exact minimum, in place. A column's gradient depends on all other
-    columns, so a plain sweep over R columns would read F R times. Instead, one matrix product gives
-    the gradients of a group of columns (a panel). After each step, the gradients of the panel's
-    remaining columns are corrected.
+    columns, so a plain sweep would read F once for each of the R columns. Instead, one matrix
+    product gives the gradients of a group of columns (a panel). After each step, the gradients of
+    the panel's remaining columns are corrected.
 
     If a column's curvature Q_rr is (almost) 0, the column has no effect on the model. Such a column
     becomes zero if `mu` is positive, and stays unchanged otherwise.

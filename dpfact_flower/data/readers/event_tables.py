@@ -5,7 +5,7 @@
   patient, encounter, minute and code count as one event.
 - Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A column
   that mixes times with and without an offset is rejected.
-- The reader rejects impossible values, such as a blank or NaN patient or code, an invalid date, or
+- The reader rejects invalid data, such as an empty patient identifier or code, an invalid date, or
   a patient at two sites. The reader reports how many rows are left out.
 """
 

@@ -43,7 +43,7 @@ class Sharing(NamedTuple):
 
     @property
     def claim(self) -> str:
-        """The privacy claim for secure sums, which names the limit on colluding sites."""
+        """The privacy claim for secure sums, with the maximum number of colluding sites."""
         return (
             "proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"
