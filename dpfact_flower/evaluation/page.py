@@ -191,8 +191,8 @@ _WRITERS = (rounded_up, size, duration, p_value, number, percent, odds, outcome,
 _FILTERS: dict[str, Callable[..., Any]] = {
     **{write.__name__: write for write in _WRITERS},
     # a position on a scale of width 160 that runs from odds ratio 0.1 to 10
-    "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
-    # whether the odds ratio's interval lies between 0.1 and 10, as it does with enough patients
-    "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
+    "odds_place": lambda value: min(max(round(80 + 80 * value / math.log(10)), 0), 160),
+    # whether the upper end of the odds ratio's interval is at most ten times the lower end
+    "odds_tell": lambda a: bool(a.interval) and a.interval[1] - a.interval[0] <= math.log(10),
     "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",
 }

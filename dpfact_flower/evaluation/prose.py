@@ -192,7 +192,9 @@ def rate(association: tables.Association, everybody: tables.Share, unit: str) ->
     """Describe an outcome's rate among a phenotype's patients, and the rate among all patients."""
     of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
-        return f"too few to say{of_all}"
+        hidden = association.rate == "hidden"
+        why = "hidden, because the rate would reveal a small count" if hidden else "too few to say"
+        return why + of_all
     low, high = (f"{100 * end:.1f}" for end in association.rate_interval)
     return f"{percent(association.rate)} (95 % interval {low} to {high} %){of_all}"
 

@@ -118,10 +118,11 @@ def test_a_paragraph_of_few_patients_has_no_figure():
     assert prose.paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
     most = tables.Phenotype(1, 1.0, "nearly all", {}, {})
     assert prose.paragraph(most, TABLE, "stays") == ["Nearly all stays."]
-    for hidden in ("<10", "hidden", None):
-        association = tables.Association(rate=hidden)
-        assert prose.rate(association, 0.024, "stays") == "too few to say; among all stays 2.4 %"
-        assert prose.rate(association, "<10", "stays") == "too few to say"
+    for hidden, said in ("<10", "too few to say"), ("hidden", "hidden, because"), (None, "too few"):
+        found = prose.rate(tables.Association(rate=hidden), 0.024, "stays")
+        assert found.startswith(said)
+        assert found.endswith("; among all stays 2.4 %")
+        assert "among" not in prose.rate(tables.Association(rate=hidden), "<10", "stays")
 
 
 @pytest.mark.parametrize("hidden", ["<10", "hidden"])

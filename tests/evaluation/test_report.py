@@ -296,13 +296,13 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
          "rate_interval": [0.15, 0.26]},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
         {"reason": "fewer than 10 patients have both", "rate": "<10"},
-        {"coefficient": 2.0, "p_value": 0.04, "interval": [0.1, 2.302], "rate": "hidden"},
+        {"coefficient": 5.0, "p_value": 0.04, "interval": [4.0, 6.302], "rate": "hidden"},
     ]  # fmt: skip
 
     def edit(phenotypes):
         phenotypes["table"]["rates"] = {"died": 0.25, "back in a week": 0.5}
         for phenotype, outcome in zip(phenotypes["table"]["phenotypes"], outcomes, strict=True):
-            far = {"coefficient": 0.5, "p_value": 0.3, "interval": [-0.1, 2.304]}
+            far = {"coefficient": 0.5, "p_value": 0.3, "interval": [-1.1, 1.204]}
             phenotype["outcomes"] = {"died": outcome, "back in a week": far}
             phenotype["prevalence"] = "<10" if outcome is outcomes[3] else 0.125
 
@@ -317,12 +317,14 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     assert "Fewer than ten patients. Not checked" in cards[4]
     overview = page.rows("phenotypes")[1:]
     assert "12.5 % 20.0 % (15.0–26.0)" in overview[0]
-    assert "12.5 % too few" in overview[2]
+    assert "12.5 % <10" in overview[2]
+    assert "<10 hidden" in overview[3]
     assert " 0.61 (0.50–0.74) p < 0.001" in rows[0]
     assert " 1.28 – " in rows[1]
     assert " fewer than 10 patients have both – " in rows[2]
-    assert " 7.39 (1.11–9.99) p = 0.040" in rows[3]
-    assert all(row.endswith(" too few –") for row in rows)  # odds of up to 10.01
+    assert " >99 (55–>99) p = 0.040" in rows[3]
+    assert all(row.endswith(" too few –") for row in rows)  # odds of 0.33 to 3.33
+    assert 'd="M160 6H160"' in page.source
 
 
 def test_phenotypes_switched_off_are_marked(runs, run):
