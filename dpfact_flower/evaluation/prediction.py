@@ -19,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from dpfact_flower.data.site_data import DIED, SiteData
 from dpfact_flower.evaluation.membership import mode_presence
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction
+from dpfact_flower.evaluation.tables import SMALL
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import SparseTensor
 
@@ -28,8 +29,6 @@ AUCs, and the matrix of their codes would need more memory than the data."""
 SPLITS = 10
 TRAIN = 0.6
 """Share of the patients in the training set."""
-FEWEST = 5
-"""A group has an AUC only if at least this many patients have the outcome, and as many lack it."""
 _OVERALL = -1
 """Key of the group of all patients. The other keys are site numbers."""
 
@@ -50,7 +49,7 @@ def predict_outcome(
         patients = sum(len(sites[t]) for t in of)
         if not patients:
             return GroupAUC(name, 0, reason="no labels")
-        reason = None if found[key] else f"fewer than {FEWEST} patients with it, or without it"
+        reason = None if found[key] else f"fewer than {SMALL} patients with it, or without it"
         return GroupAUC(name, patients, **found[key], reason=reason)
 
     return OutcomePrediction(
@@ -94,10 +93,10 @@ def split_scores(
     """For each group of patients, return the AUC on the test patients of each split.
 
     `model` creates an unfitted scikit-learn classifier. The result omits groups in which either
-    label has fewer than `FEWEST` patients.
+    label has fewer than `SMALL` patients.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
-    scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= FEWEST}
+    scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= SMALL}
 
     def split(training: NDArray[np.bool_]) -> list[float]:
         return [tested(groups[key] & training, groups[key] & ~training) for key in scores]

@@ -25,6 +25,7 @@ from dpfact_flower.evaluation.membership import (
 )
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.tables import (
+    SMALL,
     Association,
     CodeWeight,
     Phenotype,
@@ -33,14 +34,10 @@ from dpfact_flower.evaluation.tables import (
 )
 from dpfact_flower.tensor import Factors
 
-SMALL = 10
-"""Smallest patient count that is shown."""
 _MANY = 100
 """Number of patients from which all but fewer than `SMALL` of them are called nearly all."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
-_FEWEST = 5
-"""A coefficient needs at least this many patients with the outcome, and as many without it."""
 _LARGEST = 20.0
 """Limit for a coefficient and its standard error. Larger values indicate perfect prediction."""
 
@@ -229,8 +226,8 @@ def _coefficients(
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]
-    if min(label.sum(), (1 - label).sum()) < _FEWEST:
-        return [Association(reason=f"fewer than {_FEWEST} patients with it, or without it")] * rank
+    if min(label.sum(), (1 - label).sum()) < SMALL:
+        return [Association(reason=f"fewer than {SMALL} patients with it, or without it")] * rank
     reasons = [_obstacle(memberships[:, r], label[has[:, r]]) for r in range(rank)]
     usable = [r for r in range(rank) if reasons[r] is None]
     associations = [Association(reason=reason) for reason in reasons]

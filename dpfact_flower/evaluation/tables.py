@@ -9,6 +9,8 @@ or more patients. ``hidden`` means that readers could derive a small count from 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+SMALL = 10
+"""Smallest patient count that is shown."""
 Share = float | str | None
 
 

@@ -46,7 +46,7 @@ SPENT = RunSpending(
     },
 )  # fmt: skip
 OVERALL = GroupAUC("overall", 50, AUC(0.7881, 0.012), AUC(0.8124, 0.01), AUC(0.6, 0.02))
-NOBODY = GroupAUC("south", 5, reason="fewer than 5 patients with it, or without it")
+NOBODY = GroupAUC("south", 5, reason="fewer than 10 patients with it, or without it")
 ERRORS = Errors(
     rmse=0.00514489, fit=-0.0125, rmse_nonzeros=0.124, solver_seconds=0.5,
     error_by_round=(

@@ -93,16 +93,16 @@ def test_splits_are_stratified_and_differ(sizes, train, seed):
 
 def test_groups_without_enough_deaths_say_so(sites, members):
     few = np.zeros(len(members[1]), int)
-    few[:4] = 1
+    few[:9] = 1
     mixed = (sites[0], replace(sites[1], labels=few), replace(sites[2], labels=None))
     found = predict_outcome(members, mixed)
     assert found.sites[0].memberships is not None
     assert found.sites[1].memberships is None
-    assert found.sites[1].reason == "fewer than 5 patients with it, or without it"
+    assert found.sites[1].reason == "fewer than 10 patients with it, or without it"
     assert found.sites[2].reason == "no labels"
     assert found.overall.memberships is not None
     assert found.overall.patients == len(members[0]) + len(members[1])
     everybody = [replace(site, labels=np.ones(len(site), int)) for site in sites]
     found = predict_outcome(members, everybody)
-    assert found.overall.reason == "fewer than 5 patients with it, or without it"
+    assert found.overall.reason == "fewer than 10 patients with it, or without it"
     assert [site.memberships for site in found.sites] == [None] * 3

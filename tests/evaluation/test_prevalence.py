@@ -237,8 +237,8 @@ def test_designs_without_an_answer_say_why():
     parted = (A.sum(axis=1) > np.quantile(A.sum(axis=1), 0.8)).astype(int)
     assert reasons(A, parted) == ["separation: the likelihood has no maximum"] * 3
     nobody = np.zeros(300, int)
-    nobody[:4] = 1
-    assert reasons(A, nobody) == ["fewer than 5 patients with it, or without it"] * 3
+    nobody[:9] = 1
+    assert reasons(A, nobody) == ["fewer than 10 patients with it, or without it"] * 3
 
 
 @pytest.mark.parametrize(

@@ -352,9 +352,21 @@ def test_auc_stands_beside_its_baselines_with_the_warning(runs):
     page = page_of(runs["simulated"])
     overall, south, *others = page.rows("prediction")[1:]
     assert overall == "overall 50 0.788 ± 0.012 0.812 ± 0.010 0.600 ± 0.020"
-    assert south == "south 5 – – – fewer than 5 patients with it, or without it"
+    assert south == "south 5 – – – fewer than 10 patients with it, or without it"
     assert "overall 50 – – – few" in others  # for the second outcome
     assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
+
+
+def test_without_errors_of_several_rounds_the_reason_is_given(run):
+    says = "Errors were measured after round 2 only"
+    change(run / "summary.json", lambda summary: summary["error_by_round"].pop(0))
+    assert f"{says}, because in this mode" in Page(run).texts["convergence"]
+    change(run / "summary.json", lambda summary: summary.update(privacy="none"))
+    assert f"{says}." in Page(run).texts["convergence"]
+    change(run / "summary.json", lambda summary: summary.pop("error_by_round"))
+    page = Page(run)
+    assert "because the loss is not the squared error" in page.texts["convergence"]
+    assert ("usage", "caption", "Sites") not in page.blocks
 
 
 @pytest.mark.parametrize(("fit", "is_noise"), [(-0.01, True), (0.01, False)])
