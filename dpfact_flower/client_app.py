@@ -23,7 +23,6 @@ from dpfact_flower.data.site_data import SiteSource, open_site, site_files
 from dpfact_flower.errors import (
     DPFactError,
     MessageError,
-    PrivacyRefusedError,
     RoundFailedError,
     SettingsError,
 )
@@ -52,8 +51,6 @@ Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 class RoundRefusedError(DPFactError):
     """An error whose text is only an error code, because Flower sends the text to the server."""
-
-    code = "refused"
 
 
 class DPFactClient(NumPyClient):
@@ -114,16 +111,6 @@ class DPFactClient(NumPyClient):
             raise RoundRefusedError(reason) from None
         arrays, reply = SiteReply(self.site.name, ()).to_wire()
         return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
-
-    def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Refuse to send parameters, because the server creates a run's initial parameters."""
-        raise RoundRefusedError(self.refusal(MessageError("the server holds the parameters")))
-
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
-        """Refuse to return the loss, which depends on patients' data and stays at the site."""
-        raise RoundRefusedError(self.refusal(PrivacyRefusedError("the loss stays at the site")))
 
     def refusal(self, error: Exception) -> str:
         """Log an error, wait until `reply-after` has passed, and return the text for the server."""
@@ -188,13 +175,6 @@ def client_reply(
         log_privately(client.site.name, error)
         return _error(message, public_reason(RoundFailedError()))
     return Message(content, reply_to=message)
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Refuse to return the loss, which depends on patients' data."""
-    error = PrivacyRefusedError("the loss stays at the site")
-    return _error(message, _refusal(context, error, time.monotonic()))
 
 
 def _error(message: Message, reason: str) -> Message:

@@ -145,7 +145,7 @@ def test_a_hostile_message_is_answered_or_refused_by_a_code(site, data):
     if data.draw(st.sampled_from((False,) * 9 + (True,))):
         content = RecordDict({data.draw(st.sampled_from(("x", "fitins.config"))): ConfigRecord()})
     context = Context(1, 1, dict(site.configs["patient"]), RecordDict(), {})
-    kind = data.draw(st.sampled_from(("train", "train", "evaluate")))
+    kind = data.draw(st.sampled_from(("train", "train", "query")))
     with Watch():
         reply = client_app(Message(content, 1, kind), context)
         if reply.has_error():

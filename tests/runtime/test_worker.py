@@ -256,7 +256,7 @@ def reason(settings, kind: str = "train", answering_app=app) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [("train", "message"), ("evaluate", "privacy-refused"), ("query", "message"),
+    [("train", "message"), ("evaluate", "internal"), ("query", "message"),
      ("train.other", "internal")],
 )  # fmt: skip
 def test_whatever_is_asked_is_refused_with_a_code_at_its_time(settings, kind, code, monkeypatch):

@@ -465,9 +465,6 @@ def test_no_text_holds_a_value_of_a_patient(data, tmp_path, caplog):
                     client.fit(*asked.to_wire())
                 texts.append(texts_of(error.value))
             close(server, number, [ask(client, request)])
-        with pytest.raises(RoundRefusedError) as error:
-            client.evaluate([], {})
-        texts.append(texts_of(error.value))
     texts += [record.getMessage() for record in caplog.records]
     texts.append(repr(client))
     assert len(texts) > 40

@@ -140,11 +140,6 @@ def test_release_refusal_and_failure_leave_at_the_same_time(cohort, settings, cl
             began = clock.now
             assert ask(client, request) == code
             assert clock.now - began == pytest.approx(10, abs=1e-9)  # sums of floats
-    for refused in (client.evaluate, lambda *_: client.get_parameters({})):
-        began = clock.now
-        with pytest.raises(RoundRefusedError):
-            refused([], {})
-        assert clock.now - began == pytest.approx(10, abs=1e-9)
 
 
 def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_asked_again(
@@ -187,9 +182,9 @@ def node(cohort_folder, tmp_path, **changes) -> dict:
     return {**config, **changes}
 
 
-def send(config: dict, content: RecordDict, kind: str = "train") -> Message:
+def send(config: dict, content: RecordDict) -> Message:
     grid = InProcessGrid(client_app.app, [config])
-    (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], kind)])
+    (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])
     return reply
 
 
@@ -232,8 +227,6 @@ def test_a_refusal_before_there_is_a_client_is_held(cohort_folder, tmp_path, clo
     reply = send(node(cohort_folder, tmp_path, **changes), FOREIGN)
     assert reply.error.reason.startswith(f"dpfact:{code}")
     assert clock.now == 1010.0
-    send(node(cohort_folder, tmp_path), FOREIGN, "evaluate")
-    assert clock.now == 1020.0
 
 
 def test_a_node_with_bad_settings_and_a_simulated_site_hold_nothing(cohort_folder, tmp_path, clock):
