@@ -50,7 +50,7 @@ class DivergenceError(DPFactError, ArithmeticError):
     code = "divergence"
 
 
-class PrivacyRefusedError(DPFactError, PermissionError):
+class PrivacyRefusedError(DPFactError):
     """Raised when the site's own privacy settings do not allow a release."""
 
     code = "privacy-refused"
@@ -62,7 +62,7 @@ class RoundFailedError(DPFactError, RuntimeError):
     code = "failed"
 
 
-class LateError(DPFactError, TimeoutError):
+class LateError(DPFactError):
     """Raised when a site's reply would be sent after the round's deadline."""
 
     code = "late"

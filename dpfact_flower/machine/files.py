@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from dpfact_flower.errors import DPFactError, SettingsError, StateError, shown
+from dpfact_flower.errors import SettingsError, StateError, shown
 
 _ANY = 0o077
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -125,8 +125,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, DPFactError):  # some of this package's errors are OSErrors too
-            raise
         raise StateError(f"{folder}: {error.strerror or type(error).__name__}") from None
 
 

@@ -117,7 +117,7 @@ def test_errors_of_the_disk_are_our_own_and_our_own_stay_what_they_are(tmp_path)
         raise PermissionError(errno.EACCES, "Permission denied")
     with pytest.raises(StateError, match="OSError"), files.disk_errors(tmp_path):
         raise OSError
-    with pytest.raises(PrivacyRefusedError), files.disk_errors(tmp_path):  # also a PermissionError
+    with pytest.raises(PrivacyRefusedError), files.disk_errors(tmp_path):
         raise PrivacyRefusedError("no")
 
 
