@@ -77,11 +77,36 @@ class DPFactClient(NumPyClient):
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Answer one round, or raise a `RoundRefusedError` that contains only an error code."""
+
+        def answered(delay: ReplyDelay) -> Answer:
+            return self._packed(self.site.answer(RoundRequest.from_wire(parameters, config), delay))
+
+        return self._delayed(answered)
+
+    def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
+        """Check whether `fit` would accept a request, without reading data or using budget."""
+
+        def checked(delay: ReplyDelay) -> Answer:
+            timeout = round_timeout(config)
+            self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
+            ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
+            arrays, reply = SiteReply(self.site.name, ()).to_wire()
+            return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
+
+        return self._delayed(checked)
+
+    def delayed_refusal(self, error: Exception) -> str:
+        """Log an error, wait until `reply-after` has passed, and return the text for the server."""
+        reason = log_privately(self.site.name, error)
+        self._delay().wait()
+        return reason
+
+    def _delayed(self, work: Callable[[ReplyDelay], Answer]) -> Answer:
+        """Return an answer or raise a `RoundRefusedError` once `reply-after` has passed."""
         delay = self._delay()
         answer, reason = None, ""
         try:
-            release = self.site.answer(RoundRequest.from_wire(parameters, config), delay)
-            answer = self._packed(release)
+            answer = work(delay)
         except Exception as error:  # the text of an error must not reach the server
             reason = log_privately(self.site.name, error)
         with suppress(Exception):  # an error here must not change the reply
@@ -96,27 +121,6 @@ class DPFactClient(NumPyClient):
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
         return answer
-
-    def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Check whether `fit` would accept a request, without reading data or using budget."""
-        delay, reason = self._delay(), ""
-        try:
-            timeout = round_timeout(config)
-            self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
-            ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
-        except Exception as error:  # the text of an error must not reach the server
-            reason = log_privately(self.site.name, error)
-        delay.wait()
-        if reason:
-            raise RoundRefusedError(reason) from None
-        arrays, reply = SiteReply(self.site.name, ()).to_wire()
-        return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
-
-    def refusal(self, error: Exception) -> str:
-        """Log an error, wait until `reply-after` has passed, and return the text for the server."""
-        reason = log_privately(self.site.name, error)
-        self._delay().wait()
-        return reason
 
     def _packed(self, release: Release) -> Answer:
         try:
@@ -159,14 +163,12 @@ def _reply(message: Message, context: Context, ask: Callable[..., Any]) -> Messa
     return client_reply(message, client, ask)
 
 
-def client_reply(
-    message: Message, client: DPFactClient, ask: Callable[..., Any] = DPFactClient.fit
-) -> Message:
+def client_reply(message: Message, client: DPFactClient, ask: Callable[..., Any]) -> Message:
     """Return a client's reply to a request, or an error reply if the client raises an error."""
     try:
         request = records.read_request(message)
     except Exception as error:  # the text of an error must not reach the server
-        return _error(message, client.refusal(error))
+        return _error(message, client.delayed_refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
     except RoundRefusedError as error:  # here too, the reply is already due
@@ -181,15 +183,6 @@ def _error(message: Message, reason: str) -> Message:
     return Message(Error(records.CLIENT_APP_RAISED, reason), reply_to=message)
 
 
-def _refusal(context: Context, error: Exception, came_in: float) -> str:
-    """Log an error, wait until `reply-after` has passed, and return the text for the server."""
-    reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
-    with suppress(SettingsError):  # an invalid `reply-after` means no delay
-        if not context.node_config.keys() >= _SIMULATION_KEYS:
-            ReplyDelay(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
-    return reason
-
-
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
@@ -202,7 +195,12 @@ def client_for(
     try:
         return _client(context, came_in, time_left)
     except Exception as error:
-        raise RoundRefusedError(_refusal(context, error, came_in)) from None
+        reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
+        with suppress(SettingsError):  # an invalid `reply-after` means no delay
+            if not context.node_config.keys() >= _SIMULATION_KEYS:
+                own = SiteSettings.from_config(context.node_config)
+                ReplyDelay(own.reply_after, came_in).wait()
+        raise RoundRefusedError(reason) from None
 
 
 def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:

@@ -155,6 +155,12 @@ def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_aske
     assert ask(client, requests()[1]) == "answered"
     assert clock.now == 1030.0
     assert len(rows_of(tmp_path)) == 1
+    # A round begins with the work of a preflight, so it would overrun too.
+    monkeypatch.setattr(client.site, "preflight", lambda *_: setattr(clock, "now", 1041.0))
+    arrays, config = requests()[2].to_wire()
+    with pytest.raises(RoundRefusedError, match="dpfact:failed"):
+        client.preflight(arrays, {**config, "round-timeout": 600.0})
+    assert clock.now == 1050.0
 
 
 @pytest.mark.parametrize(("seconds", "free"), [(4.0, [1010.0]), (11.0, [1020.0])])
