@@ -22,16 +22,11 @@ QUIET = {
 """Environment variables that turn off telemetry. Set them before importing Flower."""
 
 
-def version_faults() -> list[str]:
-    """Return a list with one message if Flower's version is untested, or else an empty list."""
-    installed = version("flwr")
-    if ".".join(installed.split(".")[:2]) in KNOWN:
-        return []
-    known = " and ".join(KNOWN)
-    return [f"Flower {installed} is installed, but {known} is needed: pip install 'flwr{RANGE}'"]
-
-
 def refuse_unknown_version() -> None:
     """Raise an error for an untested version of Flower, whose private functions may differ."""
-    if faults := version_faults():
-        raise MissingDependencyError(f"nothing was started: {faults[0]}")
+    installed = version("flwr")
+    if ".".join(installed.split(".")[:2]) not in KNOWN:
+        raise MissingDependencyError(
+            f"Flower {installed} is installed, but {' or '.join(KNOWN)} is needed: "
+            f"pip install 'flwr{RANGE}'"
+        )

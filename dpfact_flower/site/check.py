@@ -20,14 +20,14 @@ from pathlib import Path
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine import files
-from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, version_faults
+from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, refuse_unknown_version
 from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.guarantee import delta_warning
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.site import hospital
 from dpfact_flower.site.admission import largest_run
-from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
+from dpfact_flower.site.lockout import check_attempts, check_no_note
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
 
@@ -113,8 +113,8 @@ def _fault(error: Exception) -> str:
     return str(error)
 
 
-def _flower(_: Place) -> list[str]:
-    return version_faults()
+def _flower(_: Place) -> None:
+    refuse_unknown_version()
 
 
 def _complete(place: Place) -> None:
@@ -165,8 +165,7 @@ def _delta(place: Place) -> Iterator[str]:
 
 def _ledger(place: Place) -> list[str]:
     folder = hospital.site_folder(place.settings)
-    if faults := rolled_back_faults(folder):
-        return faults
+    check_no_note(folder)
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
         return [] if not has_jobs(folder) else [f"{folder} has runs but no ledger: restore it"]

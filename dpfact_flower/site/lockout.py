@@ -56,15 +56,14 @@ def counting_attempt(folder: Path) -> Iterator[None]:
     path.unlink()
 
 
-def rolled_back_faults(folder: Path) -> list[str]:
-    """Return the reasons why a person must check a site's folder."""
+def check_no_note(folder: Path) -> None:
+    """Refuse every request until a person has read and deleted the note about a rollback."""
     note = folder / _NOTE
-    if not note.exists():
-        return []
-    return [
-        f"{note}: the server has answers that the ledger does not have; read this file: the site "
-        "answers nothing until it is deleted"
-    ]
+    if note.exists():
+        raise StateError(
+            f"{note}: the server has answers that the ledger does not have; read this file: the "
+            "site answers nothing until it is deleted"
+        )
 
 
 def check_not_rolled_back(
@@ -77,5 +76,4 @@ def check_not_rolled_back(
         text = _TEXT.format(answered=answered, job=request.job, latest=latest)
         with replacing(folder / _NOTE) as file:
             file.write(text.encode())
-    for fault in rolled_back_faults(folder):
-        raise StateError(fault)
+    check_no_note(folder)

@@ -189,5 +189,5 @@ def test_the_end_of_the_helper_is_told_from_that_of_others_and_from_a_pause(monk
 def test_with_another_flower_no_superlink_is_started(monkeypatch):
     monkeypatch.setattr(flower, "version", lambda name: "1.43.0")
     monkeypatch.setattr(module, "wait_for_the_database", None)
-    with pytest.raises(MissingDependencyError, match=r"nothing was started: Flower 1\.43\.0"):
+    with pytest.raises(MissingDependencyError, match=r"Flower 1\.43\.0"):
         module.run_superlink([])

@@ -12,7 +12,7 @@ import pytest
 
 from dpfact_flower.errors import MessageError, StateError
 from dpfact_flower.site import answer, lockout
-from dpfact_flower.site.lockout import ATTEMPT_LIMIT, ATTEMPTS, rolled_back_faults
+from dpfact_flower.site.lockout import ATTEMPT_LIMIT, ATTEMPTS, check_no_note
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import raising, requests
 
@@ -70,8 +70,9 @@ def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path
     assert said == "dpfact:state"
     other = replace(asked[1], job="another")
     assert world.answer(other).reply == "dpfact:state"  # for any server
-    (fault,) = rolled_back_faults(folder)
-    note = Path(fault.partition(":")[0])
+    with pytest.raises(StateError) as fault:
+        check_no_note(folder)
+    note = Path(str(fault.value).partition(":")[0])
     assert "has answered round 2 of job" in note.read_text()
     if left == "a round":
         assert "round 1 as the latest" in note.read_text()
@@ -85,7 +86,7 @@ def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path
 def test_an_empty_folder_has_answered_no_first_round(world):
     lost = replace(requests()[2], answered={"north": 1})
     assert world.answer(lost).reply == "dpfact:state"
-    assert rolled_back_faults(world.folder / "north")
+    assert (world.folder / "north" / lockout._NOTE).exists()
 
 
 def test_a_server_that_says_what_is_so_is_answered(world):
@@ -93,7 +94,7 @@ def test_a_server_that_says_what_is_so_is_answered(world):
     for number in (1, 2, 3):
         said = {"site-2": 5} | ({"north": number - 1} if number > 1 else {})
         assert world.answer(replace(asked[number], answered=said)).rows == number
-    assert rolled_back_faults(world.folder / "north") == []
+    check_no_note(world.folder / "north")
     # A repeated request with other `answered` values gets the same bytes at no cost.
     again = world.answer(replace(asked[3], answered={"north": 2}))
     assert again.reply.startswith("[")
