@@ -90,7 +90,7 @@ class ConnectedSites:
     # --- A round ----------------------------------------------------------------------------------
 
     def begin(self, seconds: float) -> None:
-        """Begin a round in which sites have at most `seconds` to answer."""
+        """Begin a round in which sites have at most `seconds`, or `timeout`, to answer."""
         self.sent.clear()
         self._came.clear()
         self._began, self.seconds = time.perf_counter(), min(self.timeout, seconds)

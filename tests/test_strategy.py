@@ -155,9 +155,11 @@ def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):
 
 
 def test_start_uses_its_arguments_or_refuses_them():
-    strategy = make_strategy(rounds=1)
-    strategy.start(FakeGrid({0: reply("a", 0.5)}), timeout=7.0)
-    assert {message.metadata.ttl for message in strategy._sites.sent} == {7.0}
+    for timeout in (7.0, 1200.0):  # shorter and longer than round-timeout
+        strategy = make_strategy(rounds=1)
+        strategy.start(FakeGrid({0: reply("a", 0.5)}), timeout=timeout)
+        assert {message.metadata.ttl for message in strategy._sites.sent} == {timeout}
+        assert strategy._sites.grid.policy.grace == 0.0
     grid = FakeGrid({0: reply("a")})
     with pytest.raises(SettingsError, match="at most the run's 3, got 4"):
         make_strategy(rounds=3).start(grid, num_rounds=4)

@@ -1,6 +1,7 @@
 """Manage a run's rounds, quorum, checkpoints and history on the server, without using Flower."""
 
 import logging
+import math
 import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -154,17 +155,15 @@ class Coordinator:
                 self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return the time limit for a site's answer in a round, in seconds.
+        """Return how many seconds of its time limit a round needs, or infinity for all of them.
 
-        A site that misses the limit is not charged. If `grace` is set, the limit is `grace` plus
-        the longest time that an earlier round took to reach its quorum, up to `round_timeout`.
-        Without `grace`, and in rounds that need their quorum, the limit is `round_timeout`.
+        If `grace` is set, a round needs `grace` plus the longest time that an earlier round took to
+        reach its quorum. A round whose quorum later rounds need uses the whole limit.
         """
-        run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
-        if not run.grace or not slowest or self.rule.needs_quorum(round_number):
-            return run.round_timeout
-        return min(slowest + run.grace, run.round_timeout)
+        if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
+            return math.inf
+        return slowest + self.run.grace
 
     def check_connected(self, sites: int, *, first: bool) -> None:
         """Refuse a run with too few sites for the quorum or too many for the update rule."""
