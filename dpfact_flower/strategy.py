@@ -104,7 +104,9 @@ class DPFact(TrainOnlyStrategy):
                 dispatcher.resume()
             while coordinator.finished_rounds < rounds:
                 if dispatcher.step() and evaluate_fn:
-                    evaluate_fn(coordinator.finished_rounds, self.arrays)
+                    number = coordinator.finished_rounds - self._finished_before
+                    if (metrics := evaluate_fn(number, self.arrays)) is not None:
+                        result.evaluate_metrics_serverapp[number] = metrics
         coordinator.check_learned()
         result.arrays = self.arrays
         return result
