@@ -226,11 +226,12 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
     assert not taken
 
 
-@pytest.mark.parametrize("expected", [3, 7])
-def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, expected):
-    made = strategy(number=expected, run_dir=tmp_path / "run")
+@pytest.mark.parametrize(("expected", "given"), [(3, 0), (7, 0), (4, 5)])
+def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, expected, given):
+    privacy = replace(PRIVACY, secure_sites=given)
+    made = strategy(privacy, number=expected, run_dir=tmp_path / "run")
     made.start(simulated(tmp_path, 4), num_rounds=1)
-    again = strategy(number=expected, run_dir=tmp_path / "run", resume=True)
+    again = strategy(privacy, number=expected, run_dir=tmp_path / "run", resume=True)
     again.start(simulated(tmp_path, 4))
     assert again.coordinator.rule.plan.facts.sharing == (4, 1, 1, 2)
     assert all(record.updated for record in again.coordinator.records)

@@ -91,8 +91,10 @@ class Coordinator:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
             )
-        _logger.warning("secure sums of %d sites; %d were expected", sites, self.run.sites)
+        expected = self._given_privacy.secure_sites or self.run.sites
+        _logger.warning("secure sums of %d sites; %d were expected", sites, expected)
         self.run = replace(self.run, sites=sites)
+        self._given_privacy = replace(self._given_privacy, secure_sites=0)  # the plan uses `sites`
         self._plan()
 
     @property
