@@ -39,10 +39,10 @@ class SecureRounds:
 
     def _agree(self, number: int) -> None:
         """Collect the sites' public keys."""
-        coordinator = self._coordinator
+        coordinator, least = self._coordinator, self._coordinator.run.min_sites
         for _ in range(MOST_ASKED):
             assert coordinator.secure is not None
-            if len(self._nodes) < coordinator.run.min_sites:
+            if len(self._nodes) < least:
                 break
             if len(self._nodes) != coordinator.secure.sites:
                 coordinator.resize(len(self._nodes))
@@ -58,10 +58,10 @@ class SecureRounds:
                 return
             self._nodes = {site: self._nodes[site] for site in found}
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._failed.items()))
-        raise QuorumError(
-            f"secure sums: {len(self._nodes)} sites sent keys, but the quorum (min-sites) is "
-            f"{coordinator.run.min_sites}; nothing was charged. {why}"
-        )
+        fault = f"in each of {MOST_ASKED} attempts, a site failed to send its key"
+        if len(self._nodes) < least:
+            fault = f"{len(self._nodes)} sites sent keys, but the quorum (min-sites) is {least}"
+        raise QuorumError(f"secure sums: {fault}; nothing was charged. {why}")
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
         """Return a round's first requests. Nodes without keys get no request for a secure sum."""

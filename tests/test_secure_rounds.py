@@ -226,6 +226,18 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
     assert not taken
 
 
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [(7, "in each of 3 attempts, a site failed to send its key"), (3, "2 sites sent keys, but")],
+)
+def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, says):
+    made = strategy(number=number)
+    ask = made._sites.ask
+    made._sites.ask = lambda *a, **k: dict([*ask(*a, **k).items()][1:])  # one reply is lost
+    with pytest.raises(QuorumError, match=f"^secure sums: {says}.*nothing was charged. site-1: no"):
+        made.start(simulated(tmp_path, number))
+
+
 @pytest.mark.parametrize(("expected", "given"), [(3, 0), (7, 0), (4, 5)])
 def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, expected, given):
     privacy = replace(PRIVACY, secure_sites=given)
