@@ -12,7 +12,14 @@ from dpfact_flower.collect import RetryingGrid, RoundPolicy, format_error, is_lo
 from dpfact_flower.errors import MessageError
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
-from dpfact_flower.server.readiness import SiteNames, called, judge, read_readiness, write_readiness
+from dpfact_flower.server.readiness import (
+    Readiness,
+    SiteNames,
+    called,
+    judge,
+    read_readiness,
+    write_readiness,
+)
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
@@ -66,19 +73,25 @@ class ConnectedSites:
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:
             return
-        patience = min(self.timeout, run.wait_timeout)
-        if coordinator.resumed:
-            patience = max(patience, _BUSY_SECONDS)
-            log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
-                "three minutes to answer after a run was killed",
-                patience)  # fmt: skip
-        answers = self.grid.ask_ready(nodes, request, timeout=self.timeout, patience=patience)
-        sites = self.names.checked(answers, warn=judged)
+        sites = self.ask_ready(nodes, request, warn=judged)
         if not judged:  # secure sums need only the names
             return
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, sites)
         self.left_out |= judge(sites, quorum=run.min_sites, leave_out=run.preflight == "leave-out")
+
+    def ask_ready(
+        self, nodes: Sequence[int], request: RoundRequest, *, warn: bool
+    ) -> list[Readiness]:
+        """Ask nodes whether they would accept `request`, and check the names that they state."""
+        patience = min(self.timeout, self._coordinator.run.wait_timeout)
+        if self._coordinator.resumed:
+            patience = max(patience, _BUSY_SECONDS)
+            log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
+                "three minutes to answer after a run was killed",
+                patience)  # fmt: skip
+        answers = self.grid.ask_ready(nodes, request, timeout=self.timeout, patience=patience)
+        return self.names.checked(answers, warn=warn)
 
     def leave_out_again(self) -> None:
         """In a resumed run, leave out the nodes that the preflight left out."""

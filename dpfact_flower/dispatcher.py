@@ -127,15 +127,11 @@ class AsyncDispatcher:
         self._coordinator.count(bytes_down=records.serialised_bytes(message))
 
     def _ask_names(self, nodes: Sequence[int]) -> None:
-        sites = self._sites
-        patience = min(sites.timeout, self._coordinator.run.wait_timeout)
         for request in self._coordinator.questions():
-            unknown = [node for node in nodes if not sites.names.of(node)]
+            unknown = [node for node in nodes if not self._sites.names.of(node)]
             if not unknown:
                 return
-            answers = sites.names.checked(
-                sites.grid.ask_ready(unknown, request, timeout=sites.timeout, patience=patience)
-            )
+            answers = self._sites.ask_ready(unknown, request, warn=True)
         for answer in answers:
             if answer.fault:
                 log(WARNING, "resumed run: %s", answer.message)

@@ -37,6 +37,7 @@ class Network(Delayed):
         super().__init__()
         self.until = math.inf
         self.sites, self.faults, self.online = sites, faults or {}, online or {}
+        self.busy: dict[int, float] = {}  # seconds until a node answers a preflight
         self.asked: dict[int, list[tuple[float, int]]] = defaultdict(list)
         self.lives: dict[int, list[float]] = defaultdict(list)
         self.kept: dict[str, dict[int, str]] = defaultdict(dict)
@@ -50,7 +51,7 @@ class Network(Delayed):
         asked = records.read_request(message)
         self.lives[node].append(message.metadata.ttl)
         if message.metadata.message_type == "query":
-            return 0.0, self._answer(name, asked, query=True)
+            return self.busy.get(node, 0.0), self._answer(name, asked, query=True)
         fault = self.faults.get((node, len(self.asked[node]) + 1))
         self.asked[node].append((self.now, asked.config["round"]))
         takes = math.inf if fault is SILENT else seconds
@@ -189,7 +190,7 @@ def test_a_killed_server_goes_on_and_no_payment_is_lost(play, killed, tmp_path, 
 def test_who_is_not_there_after_a_resume_is_noted(play, killed, tmp_path):
     first = killed(THREE)
     second = Network(TWO)
-    second.kept = first.kept
+    second.kept, second.busy = first.kept, {3: 150.0}  # busy with the killed run's message
     it = play(second, run_dir=tmp_path, resume=True, wait_timeout=5.0)
     assert [who for who, _ in failures(it)] == ["c"]
     assert it.coordinator.finished_rounds == 10
