@@ -152,9 +152,8 @@ class Coordinator:
 
     def begin(self) -> None:
         """Write a checkpoint before round 1, so that a resumed run repeats the same request."""
-        if self.run_dir is not None and not self.records:
-            with disk_errors(self.run_dir):
-                self.save()
+        if not self.records:
+            self.save()
 
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds of its time limit a round needs, or infinity for all of them.

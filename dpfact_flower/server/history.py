@@ -86,7 +86,7 @@ class RoundRecord:
 
 def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool) -> None:
     """Replace a run's `history.jsonl`."""
-    with replacing(folder / HISTORY, durable=durable) as file:
+    with disk_errors(folder), replacing(folder / HISTORY, durable=durable) as file:
         file.write("".join(f"{record.line}\n" for record in records).encode())
 
 
@@ -128,7 +128,7 @@ class Checkpoint:
         history = "\n".join(record.line for record in self.records)
         notes = {"identity": json.dumps(self.identity), "history": history}
         arrays = {**self.arrays, **{name: np.array(text) for name, text in notes.items()}}
-        with replacing(path, durable=durable) as file:
+        with disk_errors(path), replacing(path, durable=durable) as file:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 
     @classmethod
