@@ -11,8 +11,10 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,8 +82,9 @@ def open_source(
             "DuckDB or SQLite file, or postgresql://..."
         ) from None
     if head.startswith(b"SQLite format 3\x00"):
-        url = f"sqlite:///file:{path.absolute().as_posix()}?mode=ro&uri=true"
-        return _database(connection, url, "", str(path))
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        opened = partial(sqlite3.connect, uri, uri=True)  # SQLAlchemy would decode the path
+        return _database(connection, "sqlite://", "", str(path), creator=opened)
     if head[8:12] == b"DUCK":
         return nullcontext(_duckdb_file(connection, path, schema or "main"))
     raise DataError(f"{path}: is neither a DuckDB nor an SQLite database, nor a folder")
@@ -195,7 +198,9 @@ def _tables_of(
 
 
 @contextmanager
-def _database(connection: Connection, url: str, schema: str, place: str = "") -> Iterator[Source]:
+def _database(
+    connection: Connection, url: str, schema: str, place: str = "", **how: Any
+) -> Iterator[Source]:
     import sqlalchemy  # noqa: PLC0415 - slow to import
 
     kind = url.partition(":")[0]
@@ -203,7 +208,8 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
     failures: tuple[type[Exception], ...] = (sqlalchemy.exc.SQLAlchemyError,)
     try:
         address = _DRIVERS.get(kind, kind) + url[len(kind) :]
-        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)  # closes on exit
+        # The pool closes the connection on exit.
+        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool, **how)
         failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
             is_postgresql = engine.dialect.name == "postgresql"

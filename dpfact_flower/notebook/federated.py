@@ -19,7 +19,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.tables import columns_of
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
-from dpfact_flower.evaluation.model import GlobalModel, Memberships
+from dpfact_flower.evaluation.model import SITE, GlobalModel, Memberships
 from dpfact_flower.evaluation.page import library
 from dpfact_flower.machine.files import private_scratch
 from dpfact_flower.machine.logs import flower_quiet
@@ -383,11 +383,16 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         Patients are in the order of `X`, site by site. If `X` holds events, the index of
         ``memberships(X)`` gives the order.
         """
-        return np.concatenate([site.scores for site in self._memberships(X)])
+        return np.concatenate([site.scores for site in self._memberships(X).values()])
 
     def memberships(self, X: Any) -> DataFrame:
-        """Return the result of `transform` as a DataFrame, indexed by the patients' identifiers."""
-        return library("pandas").concat([site.to_frame() for site in self._memberships(X)])
+        """Return the result of `transform` as a DataFrame, indexed by patient.
+
+        If there are several sites, the index also has a level ``site``.
+        """
+        found = {name: site.to_frame() for name, site in self._memberships(X).items()}
+        table = library("pandas").concat(found, names=[SITE])
+        return table if len(found) > 1 else table.droplevel(SITE)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the column names of the result of `transform`, such as ``phenotype_3``."""
@@ -419,9 +424,10 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         tags.non_deterministic = self.privacy != "none"
         return tags
 
-    def _memberships(self, X: Any) -> list[Memberships]:
+    def _memberships(self, X: Any) -> dict[str, Memberships]:
         check_is_fitted(self)
-        return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
+        sites = self._cohort(X, reset=False).sites
+        return {site.name: self.model_.memberships(site) for site in sites}
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
         """Return a cohort of the sites in `X`. Apply scikit-learn's input checks to a matrix."""

@@ -49,6 +49,8 @@ def test_patients_are_fitted_to_what_was_found(fitted, cohort):
     assert list(fitted.get_feature_names_out()) == ["phenotype_1", "phenotype_2", "phenotype_3"]
     shown = fitted.memberships(cohort.sites[:1])
     np.testing.assert_array_equal(shown.to_numpy(), scores[: len(cohort.sites[0])])
+    assert shown.index[0] == "1"
+    assert fitted.memberships(cohort).loc[cohort.sites[1].name].shape == second.shape
 
 
 def test_it_pickles_and_clones(fitted, cohort):

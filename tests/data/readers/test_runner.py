@@ -132,10 +132,11 @@ def test_times_are_read_whole_or_refused(kind, text, found, source, tmp_path):
 
 
 def test_names_in_upper_case_are_read_from_a_database(tmp_path):
-    with closing(sqlite3.connect(tmp_path / "stays.sqlite")) as database, database:
+    path = tmp_path / "a#b?c%20d.sqlite"  # in a URL, these characters would cut or change the name
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE Stays AS SELECT 'a' who, '20240101' Day, 'I' DX, 'x' rx")
     upper = HEAD + BODY.replace("who VARCHAR", "Who VARCHAR").replace("rx VARCHAR", "RX VARCHAR")
-    assert read(written(tmp_path, upper), tmp_path / "stays.sqlite").patients == ("a",)
+    assert read(written(tmp_path, upper), path).patients == ("a",)
 
 
 def test_a_folder_of_parquet_is_a_table(source, tmp_path):
