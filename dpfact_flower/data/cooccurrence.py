@@ -25,6 +25,7 @@ import numpy as np
 from dpfact_flower.data.clinical_events import (
     Options,
     count,
+    logger,
     read_report,
     refuse_equal_hashes,
     table_of,
@@ -133,11 +134,7 @@ def build_cohort(
 def choose_vocabularies(
     connection: Connection, modes: Sequence[str], options: Options
 ) -> tuple[Vocabulary, ...]:
-    """Return the given vocabularies or, if none are given, the most frequent codes in each mode.
-
-    The most frequent codes depend on patients' data, and no privacy guarantee covers these codes.
-    Use public lists unless the data is public.
-    """
+    """Return the given vocabularies or, if none are given, the most frequent codes in each mode."""
     if (given := options.vocabularies) is not None:
         if [v.name for v in given] != list(modes):
             raise SettingsError(
@@ -154,6 +151,10 @@ def choose_vocabularies(
         raise SettingsError(
             f"top: need a positive integer or None for each of {', '.join(modes)}; got {top!r}"
         )
+    logger.warning(
+        "the code lists are made from these patients, and no privacy guarantee covers the lists: "
+        "sites of a federation need the same public lists (--codes, vocabularies=)"
+    )
     return tuple(
         named(_most_frequent(connection, mode, size)) for mode, size in zip(modes, top, strict=True)
     )

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -42,8 +41,6 @@ from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
-
-logger = logging.getLogger(__name__)
 
 SITE = "site"
 """Name of the site column in the table of sites."""
@@ -209,11 +206,6 @@ def read(
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
-        if shared.vocabularies is None:
-            logger.warning(
-                "the code lists are made from these patients, and no privacy guarantee covers the "
-                "lists: sites of a federation need the same public lists (--codes, vocabularies=)"
-            )
         return build_cohort(connection, name, modes, window, shared, tuple(labels))
 
 

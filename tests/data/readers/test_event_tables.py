@@ -141,8 +141,6 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
     assert "procedures: events of codes outside the list, left out: 2" in caplog.text
     assert "diagnoses: events of codes outside the list, left out: 1" in caplog.text
     assert not [odd for odd in ("3605", "0040", "no privacy guarantee") if odd in caplog.text]
-    events.read(tables, "north")
-    assert "no privacy guarantee covers" in caplog.text
 
 
 # --- refusals

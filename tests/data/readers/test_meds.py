@@ -35,8 +35,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_shards_make_one_site(folder):
+def test_shards_make_one_site(folder, caplog):
     cohort = read("meds", folder, name="north")
+    assert "no privacy guarantee covers" in caplog.text
     assert cells_of(cohort) == {("north", "1", "icd10:02HV33Z", "icd9:4019"): 1}
     diagnoses = cohort.vocabularies[1]
     assert diagnoses.codes == ("icd10:I10", "icd9:4019")
