@@ -4,7 +4,6 @@ Reports may be shared, so a table hides every patient count below ten. A table a
 number from which readers could derive such a count.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, norm
 from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -38,8 +38,8 @@ _MANY = 100
 """Number of patients from which all but fewer than `SMALL` of them are called nearly all."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
-_LARGEST = 20.0
-"""Limit for a coefficient and its standard error. Larger values indicate perfect prediction."""
+_RIDGE = 1.0
+"""Penalty on coefficients, with the effect of a standard normal prior."""
 
 
 def phenotype_table(
@@ -221,22 +221,18 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit one logistic regression on all phenotypes for which `_obstacle` returns None."""
-    rank = memberships.shape[1]
+    """Fit one logistic regression on all phenotypes' scores. Omit figures of small counts."""
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]
     if min(label.sum(), (1 - label).sum()) < SMALL:
-        return [Association(reason=f"fewer than {SMALL} patients with it, or without it")] * rank
-    reasons = [_obstacle(memberships[:, r], label[has[:, r]]) for r in range(rank)]
-    usable = [r for r in range(rank) if reasons[r] is None]
-    associations = [Association(reason=reason) for reason in reasons]
-    if usable:
-        design = memberships[:, usable].astype(np.float64)
-        design = (design - design.mean(axis=0)) / design.std(axis=0)
-        for r, association in zip(usable, _logistic(design, label), strict=True):
-            associations[r] = association
-    return associations
+        few = Association(reason=f"fewer than {SMALL} patients with it, or without it")
+        return [few] * memberships.shape[1]
+    reasons = (_obstacle(own, label[who]) for own, who in zip(memberships.T, has.T, strict=True))
+    return [
+        Association(reason=reason) if reason else association
+        for reason, association in zip(reasons, _logistic(memberships, label), strict=True)
+    ]
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
@@ -252,25 +248,21 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
     return None
 
 
-def _logistic(design: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> list[Association]:
-    patients, columns = design.shape
-    design = np.column_stack([np.ones(patients), design])
-    if np.linalg.matrix_rank(design) <= columns:
-        return [Association(reason="memberships are linearly dependent")] * columns
-    model = LogisticRegression(C=np.inf, fit_intercept=False, solver="newton-cholesky", tol=1e-10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the result is checked below
-        risk = model.fit(design, label).predict_proba(design)[:, 1]
-    estimates = model.coef_[0]
+def _logistic(
+    memberships: NDArray[np.floating[Any]], label: NDArray[np.float64]
+) -> list[Association]:
+    """Fit standardised scores with a ridge penalty, for scores that predict an outcome exactly."""
+    design = StandardScaler().fit_transform(memberships.astype(np.float64))
+    model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-10)
+    risk = model.fit(design, label).predict_proba(design)[:, 1]
+    design = np.column_stack([np.ones(len(design)), design])
     information = design.T @ (design * (risk * (1 - risk))[:, None])
-    errors = np.full(len(estimates), np.inf)
-    if np.linalg.matrix_rank(information) > columns:
-        errors = np.sqrt(np.diag(np.linalg.inv(information)))
-    if not (np.maximum(np.abs(estimates), errors)[1:] < _LARGEST).all():
-        return [Association(reason="separation: the likelihood has no maximum")] * columns
+    information[1:, 1:] += _RIDGE * np.eye(len(information) - 1)
+    errors = np.sqrt(np.diag(np.linalg.inv(information)))[1:]
+    estimates = model.coef_[0]
     p_values = 2 * norm.sf(np.abs(estimates) / errors)
     reach = norm.ppf(0.975) * errors
     return [
         Association(value, p_value, None, (value - half, value + half))
-        for value, p_value, half in np.column_stack([estimates, p_values, reach])[1:].tolist()
+        for value, p_value, half in np.column_stack([estimates, p_values, reach]).tolist()
     ]

@@ -117,7 +117,8 @@ def _either(names: Sequence[str], most: int) -> str:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
-"""Maximum probabilities of absence in other patients for "likely real" and "uncertain"."""
+"""Maximum probabilities that a fit to other patients lacks a phenotype, for "likely real" and
+"uncertain"."""
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
@@ -183,18 +184,25 @@ def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: s
             text = ", ".join([" had ".join(first), *map(" ".join, rest)])
             sentences.append(f"{text[0].upper()}{text[1:]}.")
     for label, association in phenotype.outcomes.items():
-        text = rate(association, table.rates.get(label), unit)
+        owners = share * table.patients if isinstance(share, float) else 0.0
+        text = rate(association, table.rates.get(label), unit, owners)
         sentences.append(f"{outcome(label).capitalize()}: {text}.")
     return sentences
 
 
-def rate(association: tables.Association, everybody: tables.Share, unit: str) -> str:
-    """Describe an outcome's rate among a phenotype's patients, and the rate among all patients."""
+def rate(
+    association: tables.Association, everybody: tables.Share, unit: str, owners: float = 0.0
+) -> str:
+    """Describe an outcome's rate among a phenotype's patients, and the rate among all patients.
+
+    `owners` is the phenotype's number of patients, or 0 if unknown.
+    """
     of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
+    if association.rate == "hidden":
+        return f"hidden, because the rate would reveal a small count{of_all}"
     if not isinstance(association.rate, float) or association.rate_interval is None:
-        hidden = association.rate == "hidden"
-        why = "hidden, because the rate would reveal a small count" if hidden else "too few to say"
-        return why + of_all
+        below = f", below {percent(tables.SMALL / owners)}" if owners else ""
+        return f"fewer than ten{below}{of_all}"
     low, high = (f"{100 * end:.1f}" for end in association.rate_interval)
     return f"{percent(association.rate)} (95 % interval {low} to {high} %){of_all}"
 
@@ -209,8 +217,8 @@ def leading_sentence(rows: Rows) -> str:
 
 
 _FREQUENT = (
-    "its codes may be merely frequent, or too many patterns of this run may be absent in other "
-    "patients"
+    "its codes may be merely frequent, or a fit to other patients may lack too many patterns of "
+    "this run"
 )
 
 
@@ -223,7 +231,7 @@ def certainty_sentence(
     """
     runs, count, own = len(pairs), sum(pair.is_replicated for pair in pairs), ""
     if chance is not None:
-        own = f"an estimated {percent(chance)} of phenotypes like this are absent in other patients"
+        own = f"a fit to other patients would lack an estimated {percent(chance)} of such patterns"
         if chance == EVEN:
             others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
             own = f"differs from {others} in one kind of code only" if same else _FREQUENT
@@ -237,7 +245,7 @@ def certainty_sentence(
         STABLE: f"Stable: found again in {repeats}.",
         PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
-        NOT_FOUND: f"Not found again in {any_of}: it may be an artefact.",
+        NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
     }[certainty(pairs)]
     return f"{found} {own}".strip()
 

@@ -40,9 +40,17 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 @pytest.mark.parametrize(
     ("chance", "word", "sentence"),
     [
-        (0.1, "likely real", "Likely real: an estimated 10.0 % of phenotypes like this are absent"),
-        (0.101, "uncertain", "Uncertain: an estimated 10.1 % of phenotypes like this are absent"),
-        (0.6, "doubtful", "Doubtful: an estimated 60.0 % of phenotypes like this are absent"),
+        (
+            0.1,
+            "likely real",
+            "Likely real: a fit to other patients would lack an estimated 10.0 %",
+        ),
+        (
+            0.101,
+            "uncertain",
+            "Uncertain: a fit to other patients would lack an estimated 10.1 %",
+        ),
+        (0.6, "doubtful", "Doubtful: a fit to other patients would lack an estimated 60.0 %"),
         (None, "", "Not checked"),
     ],
 )
@@ -118,11 +126,13 @@ def test_a_paragraph_of_few_patients_has_no_figure():
     assert prose.paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
     most = tables.Phenotype(1, 1.0, "nearly all", {}, {})
     assert prose.paragraph(most, TABLE, "stays") == ["Nearly all stays."]
-    for hidden, said in ("<10", "too few to say"), ("hidden", "hidden, because"), (None, "too few"):
+    for hidden, said in ("<10", "fewer than ten"), ("hidden", "hidden, because"), (None, "fewer"):
         found = prose.rate(tables.Association(rate=hidden), 0.024, "stays")
         assert found.startswith(said)
         assert found.endswith("; among all stays 2.4 %")
         assert "among" not in prose.rate(tables.Association(rate=hidden), "<10", "stays")
+    none = prose.rate(tables.Association(rate="<10"), 0.024, "stays", 4_625.0)
+    assert none == "fewer than ten, below 0.2 %; among all stays 2.4 %"
 
 
 @pytest.mark.parametrize("hidden", ["<10", "hidden"])

@@ -37,6 +37,9 @@ SELECT $file, count(*) FROM lines WHERE line[3] = '1';
 
 DELETE FROM lines WHERE line[3] = '1';
 
+-- @count discharges whose outcome was not stated, counted as alive
+SELECT $file, count(*) FROM lines WHERE line[12] = '9';
+
 -- @patients
 SELECT number AS patient,
     CASE $by WHEN 'region' THEN ['northeast', 'midwest', 'south', 'west'][line[18]::INTEGER]

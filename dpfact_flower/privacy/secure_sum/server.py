@@ -49,8 +49,7 @@ def unmasked(
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Return the received shares of a site's seed, keyed by each sender's position in
-    `question`."""
+    """Return the received shares of a site's seed, keyed by each sender's position."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)
