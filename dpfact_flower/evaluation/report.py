@@ -3,7 +3,7 @@
 The page begins with the phenotypes or, if the model is uninformative, with a warning.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from dpfact_flower.evaluation import prose, run_folder
 from dpfact_flower.evaluation.clinical import DRAWS, clinical_measures
 from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.membership import LEAST_SCORE
+from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.summary import SiteSpending, Summary
@@ -35,6 +36,9 @@ _SHOWN = 6
 """Number of codes of each mode that are visible before the reader unfolds the list."""
 _MOST_CODES = 16
 """Maximum number of codes that a phenotype's card lists for each mode."""
+_LEAST = 0.03
+"""Smallest weight that a card lists, as a share of the largest weight of the same mode. On NHDS and
+Diabetes-130, codes of smaller weights were mostly noise."""
 _MANY_LISTS = 60
 """Number of code lists (phenotypes times modes) above which each list is half as long."""
 
@@ -169,7 +173,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
                 "title": named or made[number],
                 "made": made[number] if named else "",
                 "text": " ".join(filter(None, sentences)),
-                "codes": {mode: rows[:most] for mode, rows in by_mode.items()},
+                "codes": {mode: _listed(rows)[:most] for mode, rows in by_mode.items()},
                 "measured": measured,
                 "certainty": [*filter(None, (prose.certainty(pairs), prose.certainty((), chance)))],
                 "search": prose.search_words(
@@ -178,3 +182,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _listed(rows: Sequence[CodeRow]) -> list[CodeRow]:
+    return [row for row in rows if abs(row.weight) >= _LEAST * abs(rows[0].weight)]

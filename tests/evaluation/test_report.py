@@ -264,11 +264,14 @@ def test_a_simulation_says_beside_its_privacy_what_was_counted_without_noise(run
 def test_phenotypes_come_by_number_with_the_codes_of_the_model(runs):
     page = page_of(runs["simulated"])
     assert list(page.cards()) == [1, 2, 3, 4]
-    overview = page.rows("phenotypes")[1:]
+    overview, largest, listed = page.rows("phenotypes")[1:], 0.0, []
     for row in GlobalModel.read(runs["simulated"]).rows(top=16):
         text = row.description.replace("|", " › ")
         code = f"{100 * row.share:.1f} {row.lift:.1f} {row.code} {text}"
-        assert code in page.cards()[row.phenotype]
+        largest = row.share if row.place == 1 else largest
+        listed.append(row.share >= 0.03 * largest)
+        assert (code in page.cards()[row.phenotype]) == listed[-1]
+    assert {*listed} == {False, True}
     for number, card in page.cards().items():
         title = card.split(" #")[0].removeprefix(f"{number} · ")
         assert title.startswith("What ")
