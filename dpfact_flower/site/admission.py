@@ -5,7 +5,7 @@ a refusal reveals nothing about a patient. `admitted` runs the checks for rounds
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 from dpfact_flower.wire.protocol import RoundRequest
 
-_OTHER_DATA = "the data has changed since job {job!r} began; start a new job"
+OTHER_DATA = "the data has changed since job {job!r} began; start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
 """Share of the process's memory that is reserved for patients' data."""
@@ -63,18 +63,6 @@ class Admitted:
     repeated: LedgerRow | None
     secure: SecureRound | None
     free_disk: Callable[[], None] = lambda: None
-
-    @property
-    def shared(self) -> bool:
-        """Whether the release is part of a secure sum, and must not leave the site unmasked."""
-        return self.work.planned is not None and self.work.planned.sharing is not None
-
-    def check_same_data(self, fingerprint: str) -> None:
-        """If the data has changed since the job began, close the job and raise an error."""
-        if self.last is not None and self.last.fingerprint != fingerprint:
-            with suppress(OSError):
-                self.job_folder.close()
-            raise StateError(_OTHER_DATA.format(job=self.request.job))
 
 
 @contextmanager
@@ -148,7 +136,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
         check_attempts(hospital.folder)
     read_data_key(hospital.folder)
     if admission.job_folder.is_closed:
-        raise StateError(_OTHER_DATA.format(job=admission.request.job))
+        raise StateError(OTHER_DATA.format(job=admission.request.job))
 
 
 def check_folders(hospital: Hospital, job: str) -> None:

@@ -10,7 +10,7 @@ reveals nothing about the data.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from traceback import clear_frames
@@ -20,7 +20,7 @@ from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, keyed_hash
 from dpfact_flower.privacy.release import claim_of
-from dpfact_flower.site.admission import Admitted, admitted
+from dpfact_flower.site.admission import OTHER_DATA, Admitted, admitted
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
 from dpfact_flower.site.lockout import counting_attempt
@@ -67,7 +67,8 @@ class Site:
                     return self._end(admission)
                 if admission.secure is not None and admission.secure.question is None:
                     return admission.secure.keys()
-                if admission.shared and admission.secure is None:
+                planned = admission.work.planned
+                if planned and planned.sharing and admission.secure is None:
                     raise MessageError("request: this round needs a secure sum")
                 if admission.repeated is not None:
                     return self._replay(admission, admission.repeated, progress)
@@ -165,9 +166,12 @@ class Site:
         hospital, request = self._hospital, admission.request
         data = hospital.source.read()
         fingerprint = keyed_hash(hospital.folder, request.job, data.fingerprint)
-        admission.check_same_data(fingerprint)
         store, last, kept = hospital.store(request.job, fingerprint), admission.last, JobState()
         if last is not None:
+            if last.fingerprint != fingerprint:
+                with suppress(OSError):
+                    store.close()
+                raise StateError(OTHER_DATA.format(job=request.job))
             kept = JobState(store.load(last.round), partial(ledger.release_of, last.job))
         has_noise = request.privacy.privacy != "none" or admission.announced
         outcome = compute(admission, data, kept)

@@ -24,7 +24,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
-from dpfact_flower.site import admission, answer, disclosure, hospital, patient
+from dpfact_flower.site import answer, disclosure, hospital, patient
 from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest_run, reserve
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
@@ -191,7 +191,6 @@ BEFORE = {
     "checking what was announced": (answer, "compute"),
     "charging": (Ledger, "charge"),
     "the data's tag": (answer, "keyed_hash"),
-    "checking that the data is the job's": (admission.Admitted, "check_same_data"),
     "the store": (hospital.Hospital, "store"),
     "the ledger's key": (answer, "ReleaseKey"),
 }
