@@ -210,9 +210,8 @@ class LogFollower:
 
 @dataclass(frozen=True, kw_only=True)
 class SuperLink(Connection):
-    """A running SuperLink. `home` is its Flower home, which contains the log and the database."""
+    """A running SuperLink. Its Flower home contains the log and the database."""
 
-    home: Path
     address: str
     process: subprocess.Popen[bytes]
 
@@ -285,7 +284,7 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
                 time.sleep(0.1)
         else:
             raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")
-        yield SuperLink(_CONNECTION, environment, home=home, address=address, process=process)
+        yield SuperLink(_CONNECTION, environment, address=address, process=process)
 
 
 @contextmanager

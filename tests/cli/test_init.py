@@ -1,10 +1,8 @@
 """`dpfact init` and the Flower App that it copies: Flower Hub would accept them, and they run."""
 
 import io
-import os
 import re
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -138,10 +136,8 @@ def test_a_download_of_a_project_runs_as_its_readme_says(tmp_path):
     chosen = [block for block in blocks if re.match(r"    (export|flwr run \. --stream)", block)]
     assert len(chosen) == 2
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "FLWR_HOME": str(superlink.home), "PATH": path}
         command_line = ["bash", "-euc", "".join(chosen)]
-        subprocess.run(command_line, cwd=study, env=environment, check=True)
+        subprocess.run(command_line, cwd=study, env=superlink.environment, check=True)
     summary = read_summary(study / "runs" / "first")
     assert (summary.sites, summary.rank, summary.rounds) == (6, 4, 2)
     assert (study / "runs" / "first" / "report.html").exists()

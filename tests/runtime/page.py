@@ -173,4 +173,4 @@ def centre(folder: Path) -> Iterator[SuperLink]:
             lambda: "startup complete" in log.read_text() or process.poll() is not None,
             "the SuperLink",
         )
-        yield SuperLink(CONNECTION, environment, home=home, address=address, process=process)
+        yield SuperLink(CONNECTION, environment, address=address, process=process)

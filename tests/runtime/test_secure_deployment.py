@@ -123,7 +123,7 @@ def federation(cohort, folder, all_surrogates) -> Iterator[Federation]:
                 it.processes.append(stack.enter_context(each.unit(unit, more)))
         yield it
     assert all(process.poll() is not None for process in [superlink.process, *it.processes])
-    await_none_left(superlink.home)
+    await_none_left(folder / "flwr")
 
 
 def installed(folder: Path, user: int) -> dict[str, str]:

@@ -39,7 +39,7 @@ def test_a_runs_log_goes_to_its_follower_and_its_outcome_counts(tmp_path, monkey
     monkeypatch.setattr(Connection, "submit", lambda link, app, config, _: config["ends"])
     monkeypatch.setattr(Connection, "follow", follow)
     own = {"FLWR_HOME": str(tmp_path)}
-    link = SuperLink("here", own, home=tmp_path, address="127.0.0.1:9", process=None)
+    link = SuperLink("here", own, address="127.0.0.1:9", process=None)
     good, bad = Heard(), Heard()
     link.run(tmp_path, {"ends": COMPLETED}, follower=good)
     with pytest.raises(RunFailedError, match="ended as 'finished:failed'"):
