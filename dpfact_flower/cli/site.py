@@ -16,12 +16,12 @@ from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.data.site_data import SiteData, open_site
 from dpfact_flower.errors import DPFactError, SettingsError, StateError
 from dpfact_flower.machine.files import create_once
-from dpfact_flower.runtime.services import run_supernode
+from dpfact_flower.runtime.services import HOST, PORT, run_supernode
 from dpfact_flower.runtime.superlink import tool
 from dpfact_flower.settings import Scalar, SiteSettings, check_name, refuse_unknown
 
 if TYPE_CHECKING:
-    from dpfact_flower.site.check import CheckResult
+    from dpfact_flower.runtime.check import CheckResult
 
 site_app = typer.Typer(
     name="site",
@@ -53,8 +53,8 @@ def site_init(
     mode patient, and sends each reply 60 s or more after the request. Change these and other
     settings with -s. See the table Site in dpfact settings.
     """
+    from dpfact_flower.runtime.check import check_site
     from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
-    from dpfact_flower.site.check import check_site
     from dpfact_flower.site.hospital import check_choices, check_data_site
 
     folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
@@ -90,10 +90,8 @@ def site_init(
 def site_answer(
     config: opt.Config,
     secret: Annotated[Path, Option(help="The SuperNode's --superexec-auth-secret-file.")],
-    port: opt.Port = 9094,
-    host: Annotated[
-        str, Option(help="The SuperNode's host: this machine or a container.")
-    ] = "127.0.0.1",
+    port: opt.Port = PORT,
+    host: Annotated[str, Option(help="The SuperNode's host: this machine or a container.")] = HOST,
     node_user: Annotated[
         str, Option(help="User who runs the SuperNode (default: you); other users get no answer.")
     ] = "",
@@ -128,7 +126,7 @@ def site_check(
     First start the SuperNode and dpfact site answer. Run this command as root, because only root
     can read all files. The exit code is 1 if a check fails.
     """
-    from dpfact_flower.site.check import check_site
+    from dpfact_flower.runtime.check import check_site
 
     findings = check_site(config, key)
     if as_json:

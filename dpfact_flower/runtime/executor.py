@@ -23,8 +23,8 @@ from dpfact_flower.machine.files import private_folder, user_id, user_name
 from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.processes import listeners
-from dpfact_flower.site.check import MACHINE_CODE
-from dpfact_flower.site.hospital import ANSWERING, read_site_settings
+from dpfact_flower.runtime.services import HOST
+from dpfact_flower.site.hospital import ANSWERING, MACHINE_CODE, read_site_settings
 
 if TYPE_CHECKING:
     from dpfact_flower.runtime.supernode import Tasks
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-def execute(
-    config: Path, secret: Path, port: int, host: str = "127.0.0.1", node_user: str = ""
-) -> None:
+def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: str = "") -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
     The process ends after the current message on SIGTERM, and at once on a second SIGTERM. `config`

@@ -29,6 +29,8 @@ from dpfact_flower.machine.flower import refuse_unknown_version
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.runtime.superlink import quiet_environment
 
+HOST, PORT = "127.0.0.1", 9094
+"""Default address at which a SuperNode listens for its executor."""
 _HELPER = "flower-superexec"[:15]
 """Name of the helper's process. Linux truncates such names to 15 characters."""
 _BUSY_MILLISECONDS = 25_000

@@ -18,6 +18,8 @@ from dpfact_flower.site.store import JobFolder, SiteStore
 
 ANSWERING = ".answering"
 """File in the state folder that exists while the site answers a message."""
+MACHINE_CODE = ".machine-code"
+"""Name of numba's cache folder inside the state folder."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,12 +18,11 @@ import pytest
 from dpfact_flower.machine.files import user_name
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.runtime import installation
+from dpfact_flower.runtime import check, installation
+from dpfact_flower.runtime.check import check_site, server_faults
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import check
 from dpfact_flower.site.admission import largest_run
-from dpfact_flower.site.check import check_site, server_faults
 from tests.commands import dpfact
 from tests.patience import Clock
 from tests.runtime.certificates import make_certificates

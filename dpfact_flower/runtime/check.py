@@ -25,14 +25,13 @@ from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.guarantee import delta_warning
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.runtime.services import HOST, PORT
 from dpfact_flower.site import hospital
 from dpfact_flower.site.admission import largest_run
 from dpfact_flower.site.lockout import check_attempts, check_no_note
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
 
-MACHINE_CODE = ".machine-code"
-"""Name of numba's cache folder inside the state folder."""
 FLOWERS_OWN = (
     "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
     "flwr-serverapp", "flwr-simulation",
@@ -189,7 +188,7 @@ def _code(place: Place) -> Iterator[str]:
     trusted = {place.executor_user}
     yield from files.changeable(place.config, trusted)
     yield from files.changeable(Path(sys.executable), trusted)
-    machine_code = place.state / MACHINE_CODE  # created so that only its owner has access
+    machine_code = place.state / hospital.MACHINE_CODE  # created so that only its owner has access
     with suppress(StateError):  # another check reports an executor that is not running
         environment = place.executor.environment or {}
         machine_code = Path(environment.get("NUMBA_CACHE_DIR") or machine_code)
@@ -221,7 +220,7 @@ def _port(place: Place) -> Iterator[str]:
     node, given = files.user_name(place.node_user), executor.option("--node-user")
     if (executor.uid if given is None else files.user_id(given)) != place.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
-    host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
+    host, port = executor.option("--host") or HOST, int(executor.option("--port") or PORT)
     listening = listeners(host, port)
     if listening is None:
         yield f"cannot see which process listens at {host}:{port}: it must be the SuperNode"
