@@ -23,7 +23,8 @@ _REGISTER = "register each key with its hospital's name: flwr supernode register
 _MEANING = {
     "privacy-refused": "it does not allow this mode or rule, or has too little budget or too few "
     "rounds left",
-    "message": "it has other code lists, smaller limits, or other settings for this job",
+    "message": "it has other code lists, smaller limits or other settings for this job, or lacks "
+    "the run's solver or rule",
     "settings": "its own settings do not work",
     "data": "its data file cannot be used",
     "state": "its folder, ledger or disk has a fault, or too many rounds have failed there",

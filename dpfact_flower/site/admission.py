@@ -11,7 +11,13 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, shown
+from dpfact_flower.errors import (
+    MessageError,
+    PrivacyRefusedError,
+    SettingsError,
+    StateError,
+    shown,
+)
 from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked, reserved
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import ReleaseEvent, account
@@ -108,11 +114,14 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
     """Check a request, using only public facts, and return the request's `RoundWork`."""
-    check_allowed(request, hospital.settings)
-    check_vocabulary(request, hospital.source)
-    check_folders(hospital, request.job)
-    rule, vocabularies = site_rules.find(request.rule), hospital.source.vocabularies
-    return rule(vocabularies, request, site=hospital.name, simulation=hospital.simulation)
+    try:
+        check_allowed(request, hospital.settings)
+        check_vocabulary(request, hospital.source)
+        check_folders(hospital, request.job)
+        rule, vocabularies = site_rules.find(request.rule), hospital.source.vocabularies
+        return rule(vocabularies, request, site=hospital.name, simulation=hospital.simulation)
+    except SettingsError as error:  # in the run's settings, because the site's are checked before
+        raise MessageError(str(error)) from None
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import DataError, shown
+from dpfact_flower.errors import MessageError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import Release, ReleaseEvent, Share
 from dpfact_flower.privacy.patient.releases import PlannedRelease
@@ -41,7 +41,7 @@ class JobState:
     """The data that a site has kept from a job's earlier rounds.
 
     `state` holds the site's factors after the latest round. `release` is a function that returns
-    the site's release in a given round, or None if the site did not answer that round.
+    the site's release in a given round, or None if the ledger holds no values of that round.
     """
 
     state: SiteState | None = None
@@ -113,11 +113,11 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
     """Refuse a request with codes outside the vocabularies or with factors of the wrong size."""
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if positions[-1] >= size:
-            raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
+            raise MessageError(f"selection: mode {mode} needs positions in [0, {size})")
     sizes_in_use = tuple(len(positions) for positions in request.selection) or tuple(sizes)
     received = tuple(len(anchor) for anchor in request.anchors)
     if received and received != sizes_in_use:
-        raise DataError(
+        raise MessageError(
             f"the run's feature modes have sizes {shown(received)}, this site's {sizes_in_use}: "
             "the vocabularies differ"
         )

@@ -254,7 +254,7 @@ REFUSED_AT_ONCE = {
     "more rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds + 1), "message"),
     "a round beyond the last": (1, lambda r: replace(r, round=r.rounds + 1), "message"),
     "too many refinements": (1, lambda r: changed(r, refine_rounds=3), "message"),
-    "noise beyond float32": (1, lambda r: changed(r, start_share=1e-80), "settings"),
+    "noise beyond float32": (1, lambda r: changed(r, start_share=1e-80), "message"),
     "no share planned": (1, lambda r: changed(r, start_share=0.0), "message"),
     "seeded noise": (1, lambda r: changed(r, noise_seed=7), "privacy-refused"),
     "another vocabulary": (1, lambda r: replace(r, vocabulary="0" * 64), "message"),
@@ -265,8 +265,8 @@ REFUSED_AT_ONCE = {
     "codes that were not counted": (1, lambda r: changed(r, codes="6x8"), "message"),
     "no factors": (2, lambda r: replace(r, anchors=()), "message"),
     "no factors at the end": (6, lambda r: replace(r, anchors=()), "message"),
-    "a factor missing": (2, lambda r: replace(r, anchors=r.anchors[:1]), "data"),
-    "a code too many": (2, lambda r: replace(r, anchors=of_factors((9, 13))), "data"),
+    "a factor missing": (2, lambda r: replace(r, anchors=r.anchors[:1]), "message"),
+    "a code too many": (2, lambda r: replace(r, anchors=of_factors((9, 13))), "message"),
     "a selection in the middle": (2, lambda r: replace(r, selection=picked(9, 12)), "message"),
     "the settings of another run": (2, lambda r: changed(r, epsilon=3.9), "message"),
     "another seed": (2, lambda r: replace(r, seed=4), "message"),
@@ -283,10 +283,10 @@ WITH_CODES = {
     "a mode's selection missing": (2, lambda r: replace(r, selection=picked(6)), "message"),
     "a mode's selection missing later": (3, lambda r: replace(r, selection=picked(6)), "message"),
     "a selection too many": (2, lambda r: replace(r, selection=picked(6, 8, 2)), "message"),
-    "codes beyond the list": (2, lambda r: replace(r, selection=picked(6) + beyond(8)), "data"),
+    "codes beyond the list": (2, lambda r: replace(r, selection=picked(6) + beyond(8)), "message"),
     "more codes than planned": (2, lambda r: replace(r, selection=picked(7, 8)), "message"),
     "fewer codes than planned": (2, lambda r: replace(r, selection=picked(6, 7)), "message"),
-    "a selection of other codes": (3, lambda r: replace(r, anchors=of_factors((9, 12))), "data"),
+    "a selection of other codes": (3, lambda r: replace(r, anchors=of_factors((9, 12))), "message"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import DataError, MessageError
+from dpfact_flower.errors import MessageError
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Release, account, replay
 from dpfact_flower.privacy.patient.plan import plan_patient
@@ -244,5 +244,5 @@ def test_a_patient_alone_adds_at_most_the_sensitivity(data, number):
 
 def test_a_code_beyond_a_modes_list_is_refused(data):
     selection = (np.arange(6, dtype=np.int32), np.arange(5, 13, dtype=np.int32))
-    with pytest.raises(DataError, match=r"selection: mode 2 needs positions in \[0, 12\)"):
+    with pytest.raises(MessageError, match=r"selection: mode 2 needs positions in \[0, 12\)"):
         make_round(data, make_request(data, 2, CODES, selection=selection))

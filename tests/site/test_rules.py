@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedError, SettingsError
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedError
 from dpfact_flower.privacy import Noise, release_unprotected
 from dpfact_flower.privacy.patient import release
 from dpfact_flower.privacy.patient.statistics import code_counts
@@ -75,7 +75,7 @@ def test_a_rule_that_the_hospital_does_not_name_is_refused(data, tmp_path):
 
 
 def test_a_rule_without_code_here_is_refused(data, tmp_path):
-    with pytest.raises(SettingsError, match="rule: there is no 'counts'; there are elastic, pat"):
+    with pytest.raises(MessageError, match="rule: there is no 'counts'; there are elastic, pat"):
         make_site(data, tmp_path).answer(request())
 
 
@@ -83,7 +83,7 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
     solver = SolverSettings(rank=4, solver="other")
     asked = request("elastic", privacy=PrivacySettings(privacy="none"), solver=solver)
     site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0, allow_rules="elastic")
-    with pytest.raises(SettingsError, match="solver: there is no 'other'"):
+    with pytest.raises(MessageError, match="solver: there is no 'other'"):
         site.answer(asked)
     assert not (tmp_path / "state").exists()
 
