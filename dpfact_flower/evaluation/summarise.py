@@ -84,7 +84,7 @@ def summarise(
         exchange=_exchange(coordinator),
         measured=measures,
         row_unit=cohort.row_unit if cohort else PATIENT,
-        false_discovery=coordinator.false_discovery,
+        false_discovery=coordinator.rule.false_discovery,
     )
     return summary, tables
 

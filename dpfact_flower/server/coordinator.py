@@ -117,11 +117,6 @@ class Coordinator:
         """How the sites divide the noise of secure sums, or None if the run has no secure sums."""
         return self.rule.plan.facts.sharing if self.rule.plan else None
 
-    @property
-    def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
-        return self.rule.false_discovery
-
     def planned_release(self, round_number: int) -> PlannedRelease | None:
         """Return a round's planned release, or None if no release is planned."""
         return self.rule.plan.release_of(round_number) if self.rule.plan else None

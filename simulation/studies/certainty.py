@@ -107,7 +107,7 @@ def _kept(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             number = server.factors[0].shape[1]
-            chance = np.array(server.false_discovery or [1.0] * number)
+            chance = np.array(server.rule.false_discovery or [1.0] * number)
             np.savez(file, *server.factors, chance=chance)
     with np.load(path) as arrays:
         factors = tuple(arrays[name] for name in arrays.files if name != "chance")

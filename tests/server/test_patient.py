@@ -149,14 +149,14 @@ def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, si
 @pytest.mark.slow
 def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpoint(monkeypatch):
     server = go_to(make(privacy=PLANNED), 3)
-    chances = server.false_discovery
+    chances = server.rule.false_discovery
     assert len(chances) == SOLVER.rank
     again = make(privacy=PLANNED)
     again.rule.restore(server.rule.state())
-    assert again.false_discovery == chances
+    assert again.rule.false_discovery == chances
     monkeypatch.setattr(module, "fitted_to_halves", lambda *_: ())
     without = go_to(make(privacy=PLANNED), 3)
-    assert without.false_discovery == ()
+    assert without.rule.false_discovery == ()
     assert_bits(without.factors, server.factors)
 
 
@@ -246,7 +246,7 @@ def test_a_lower_rank_is_filled_up_on_the_wire_and_survives_a_checkpoint(tmp_pat
     given = {"privacy": PLANNED, "auto_rank": True}
     whole = go_to(make(tmp_path, **given), split)
     assert {factor.shape[1] for factor in whole.factors} == {2}
-    assert len(whole.false_discovery) == 2
+    assert len(whole.rule.false_discovery) == 2
     request, fixed = whole.request(split + 1), make(privacy=PLANNED)
     for sent, factor in zip(request.anchors, whole.factors, strict=True):
         assert_bits(sent[:, :2], factor)
