@@ -98,14 +98,13 @@ class ReleaseKind:
 
     ``size(every, kept, mode, rank)`` returns the number of values in a release. `every` and `kept`
     hold the number of codes in each mode, before and after the selection of codes. If `clipped` is
-    true, patients' contributions are clipped to the run's `bound`. Otherwise, a contribution's norm
-    is at most 1. Besides the settings, a request may contain the fields in `carries`.
+    true, patients' contributions are computed from the request's factors, and clipped to the run's
+    `bound`. Otherwise, a contribution's norm is at most 1.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
     size: Callable[[Sequence[int], Sequence[int], int | None, int], int]
     clipped: bool
-    carries: tuple[str, ...]
 
 
 def _refined(
@@ -128,26 +127,25 @@ KINDS: Mapping[str, ReleaseKind] = {
         statistic=lambda tensor, planned, *_: code_counts(tensor, sigma=planned.own_sigma),
         size=lambda every, *_: sum(every),
         clipped=False,
-        carries=(),
     ),
     "start": ReleaseKind(
         statistic=lambda tensor, planned, *_: cooccurrence(tensor, sigma=planned.own_sigma),
         size=lambda _, kept, *__: strict_size(sum(kept)),
         clipped=False,
-        carries=("selection",),
     ),
     "refine": ReleaseKind(
         statistic=_refined,
         size=_refined_size,
         clipped=True,
-        carries=("anchors", "selection"),
     ),
 }
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
     """Return the fields that a request may contain. `planned` is None in the last round."""
-    return KINDS[planned.kind].carries if planned else ("anchors", "selection")
+    if planned is None or KINDS[planned.kind].clipped:
+        return "anchors", "selection"
+    return () if planned.kind == "codes" else ("selection",)
 
 
 _FINE_BITS = 8
