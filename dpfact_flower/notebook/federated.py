@@ -252,10 +252,11 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         lists = vocabularies or (own,)
         if lists[0].codes != own.codes:
             raise DataError(f"site {name}: columns must be the vocabulary's codes, in its order")
-        if hasattr(given, "fetchnumpy"):  # DuckDB
-            cells = np.column_stack([*given.fetchnumpy().values()])
-        else:  # pandas, polars or Arrow
-            cells = np.asarray(given)
+        table = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given  # DuckDB masks NULL
+        if hasattr(table, "items"):  # pandas or DuckDB, whose columns may differ in type
+            cells = np.ma.column_stack([np.asanyarray(column) for _, column in table.items()])
+        else:  # polars or Arrow
+            cells = np.asarray(table)
         try:
             tensor = as_tensor(cells)
         except DataError as error:

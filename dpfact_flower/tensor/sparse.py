@@ -235,6 +235,8 @@ def as_tensor(value: Any) -> SparseTensor:
         return _of_coordinates(np.transpose(np.asarray(value.coords)), value.data, value.shape)
     is_pyttb = type(value).__module__.partition(".")[0] == "pyttb"
     cells = np.asarray(value.data if is_pyttb else value)
+    if np.ma.is_masked(value):
+        raise DataError("tensor: need a number in every cell, but some are masked")
     if cells.dtype.kind not in "biuf":
         raise DataError(f"tensor: need numbers, got dtype {cells.dtype}")
     places = np.nonzero(cells)

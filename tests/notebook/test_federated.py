@@ -63,6 +63,15 @@ def test_frames_are_sites_in_which_one_identifier_may_be_two_people(other):
     np.testing.assert_array_equal(site.tensor.to_dense(), counts)
 
 
+def test_columns_of_counts_may_differ_in_type_but_must_be_complete():
+    counts = pd.DataFrame({0: pd.array([1, 2], "Int64"), 1: [True, False], 2: [0.5, 3]})
+    (site,) = as_cohort(counts).sites
+    np.testing.assert_array_equal(site.tensor.to_dense(), [[1, 1, 0.5], [2, 0, 3]])
+    for lacking in (counts.replace(2, pd.NA), duckdb.sql("SELECT NULL AS a, 5 AS b")):
+        with pytest.raises(DataError, match="site site-1: (tensor|values): "):
+            as_cohort(lacking)
+
+
 NAMES = {"patient": "subject_id", "code": "ICD_Code", "time": "charttime"}
 
 
