@@ -346,7 +346,7 @@ def check_columns(
     hint: str = "",
 ) -> None:
     """Refuse a table that lacks a wanted column. `hint` is advice for the error message."""
-    there = {name.lower() for name in found}
+    there = {name.strip().lower() for name in found}
     there |= set(map(list_of, there))
     missing = [name for name in wanted if name.lower() not in there]
     if not missing:

@@ -253,12 +253,10 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         if lists[0].codes != own.codes:
             raise DataError(f"site {name}: columns must be the vocabulary's codes, in its order")
         table = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given  # DuckDB masks NULL
-        if hasattr(table, "items"):  # pandas or DuckDB, whose columns may differ in type
-            cells = np.ma.column_stack([np.asanyarray(column) for _, column in table.items()])
-        else:  # polars or Arrow
-            cells = np.asarray(table)
+        # The columns of pandas and DuckDB may differ in type.
+        parts = [column for _, column in table.items()] if hasattr(table, "items") else [table]
         try:
-            tensor = as_tensor(cells)
+            tensor = as_tensor(np.ma.column_stack([*map(np.asanyarray, parts)]))
         except DataError as error:
             raise DataError(
                 f"site {name}: {error}. If the rows are events, read them with read_events"

@@ -68,7 +68,7 @@ def test_columns_of_counts_may_differ_in_type_but_must_be_complete():
     (site,) = as_cohort(counts).sites
     np.testing.assert_array_equal(site.tensor.to_dense(), [[1, 1, 0.5], [2, 0, 3]])
     for lacking in (counts.replace(2, pd.NA), duckdb.sql("SELECT NULL AS a, 5 AS b")):
-        with pytest.raises(DataError, match="site site-1: (tensor|values): "):
+        with pytest.raises(DataError, match=r"site site-1: (tensor|values): "):
             as_cohort(lacking)
 
 
@@ -94,7 +94,9 @@ def test_columns_of_modes_and_sites_may_have_other_names_too(other):
     elsewhere = other(EVENTS.rename(columns=columns))
     assert cells_of(read_events(elsewhere, columns=columns)) == BY_SITE
     assert cells_of(as_cohort(other(EVENTS))) == BY_SITE
-    with pytest.raises(DataError, match=r"no column Haus; there are \['Fallnr'"):
+    alike = EVENTS.rename(columns={"mode": "Mode ", "site": " SITE"})
+    assert cells_of(read_events(other(alike), columns={"mode": " MODE", "site": "Site"})) == BY_SITE
+    with pytest.raises(DataError, match=r"lacks the column\(s\) Haus; it has \['Fallnr'"):
         read_events(elsewhere, columns={**columns, "site": "Haus"})
 
 
@@ -141,6 +143,8 @@ def test_frames_by_site_count_what_they_left_out():
     what = "identifiers that differ from another only in leading zeros, a final .0 or case"
     assert ("patients", what, 2) in cohort.read_report
     assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
+    with pytest.raises(DataError, match=r"site name: must be .* got '0/north'"):
+        as_cohort({"0/north": HERE, "0south": odd})
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     with pytest.raises(DataError, match=r"^diagnoses: column time must be a date") as caught:
         read_events(wrong)
     assert "yesterday" not in str(caught.value)
-    with pytest.raises(DataError, match=r"no column Kind; there are \['patient'"):
+    with pytest.raises(DataError, match=r"lacks the column\(s\) Kind; it has \['patient'"):
         read_events(HERE, columns={"mode": "Kind"})
     says = r"need a DataFrame with a column mode .* got DataFrame with .* \['patient'"
     with pytest.raises(DataError, match=says):

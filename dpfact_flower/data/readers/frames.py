@@ -10,7 +10,7 @@ from typing import Any
 
 from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.site_data import DIED, Cohort
-from dpfact_flower.data.tables import Rows, columns_of, connect, literal, quoted
+from dpfact_flower.data.tables import Rows, check_columns, columns_of, connect, literal, quoted
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
@@ -19,7 +19,7 @@ MODE, SITE = "mode", event_tables.SITE
 
 def holds_events(given: Any) -> bool:
     """Return whether an object is a DataFrame with the columns ``patient`` and ``code``."""
-    return _columns(given) >= {"patient", "code"}
+    return _columns(given).keys() >= {"patient", "code"}
 
 
 def read_events(
@@ -41,11 +41,11 @@ def read_events(
     `event_tables` explains the other arguments.
     """
     own = dict(columns or {})
-    given = {column: own.pop(column) for column in (MODE, SITE) if column in own}
+    given = {column: own.pop(column).strip() for column in (MODE, SITE) if column in own}
     mode_column, site_column = given.get(MODE, MODE), given.get(SITE, SITE)
     parts = list(events.values()) if isinstance(events, Mapping) else [events]
-    if missing := {n for frame in parts for n in given.values() if n not in columns_of(frame)}:
-        raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
+    for frame in parts:
+        check_columns(Rows("events"), [*given.values()], columns_of(frame))
     if isinstance(events, Mapping):
         tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
     elif mode_column.lower() in _columns(events):
@@ -85,6 +85,8 @@ def read_sites(
     """Read each site's frame of events into a tensor. Each frame must have a column ``mode``."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
+    for site in frames:
+        check_name("site name", site)
     rows = Rows("events", list(frames.values()), sites=list(frames))
     homes = event_tables.LabelTable(rows._replace(name="sites"))
     modes = _by_mode(rows, MODE, options)
@@ -96,14 +98,17 @@ def read_sites(
     return replace(cohort, sites=tuple(sites))
 
 
-def _columns(frame: Any) -> set[str]:
-    return {name.strip().lower() for name in columns_of(frame)}
+def _columns(frame: Any) -> dict[str, str]:
+    """Map trimmed names in lower case to the frame's own names."""
+    return {name.strip().lower(): name for name in columns_of(frame)}
 
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
     """Return rows by mode, in the order of the vocabularies or of each mode's first row."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
-    text = f"{quoted(column)}::VARCHAR"
+    names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
+    check_columns(events, [column], names.values())
+    text = f"{quoted(names[column.lower()])}::VARCHAR"
     with connect() as connection:
         found = connection.execute(
             f"""SELECT mode, count(*) FROM
