@@ -188,7 +188,7 @@ class Table(NamedTuple):
     distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that meet the
     SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL condition
     `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts such as
-    ``nan`` become NULL.
+    ``nan`` become NULL. In Parquet files and `Rows`, only `floats` may hold fractions.
     """
 
     name: str
@@ -197,6 +197,7 @@ class Table(NamedTuple):
     where: str = "true"
     there: str = "true"
     null_words: bool = False
+    floats: Sequence[str] = ()
 
 
 def load_table(
@@ -224,7 +225,7 @@ def load_table(
         if isinstance(place, Path) and kind == "CSV":
             source, found = _csv(place, dialect)
         else:
-            source, found = _typed(connection, place, known)
+            source, found = _typed(connection, place, known - {*map(str.lower, table.floats)})
         check_columns(place, table.columns, found, kind, hint(found))
         query = (
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "

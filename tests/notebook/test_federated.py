@@ -179,8 +179,11 @@ def test_no_object_in_a_column_is_changed_to_the_type_of_the_others():
 
 
 def test_deaths_come_along():
-    died = pd.DataFrame({"patient": ["bob", "ann"], "died": [1, 0]})
-    assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]
+    for values in ([1, 0], [1.0, 0.0]):  # pandas makes floats of a column that had blanks
+        died = pd.DataFrame({"patient": ["bob", "ann"], "died": values})
+        assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"labels of died: column died must be 0 or 1 .*; 1 row"):
+        read_events(HERE, labels=died.replace(0.0, np.nan))
 
 
 def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():

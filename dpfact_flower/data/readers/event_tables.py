@@ -424,7 +424,7 @@ def _load_label(
     example = f"--label {name}={{}},patient=COLUMN,column=COLUMN"
     if isinstance(table.file, Rows):
         example = f"labels={{{{'LABEL': frame}}}}, for a frame with the columns {patient} and LABEL"
-    place = _load_facts(connection, table, dialect, example, "lower({})")
+    place = _load_facts(connection, table, dialect, example, label=True)
     bad = f"coalesce(value NOT IN {_YES + _NO}, true)"
     refuse_rows(connection, "facts", bad, place, table.column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
@@ -441,14 +441,15 @@ def _load_label(
 
 
 def _load_facts(
-    connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
+    connection: Connection, table: LabelTable, dialect: Dialect, hint: str, *, label: bool = False
 ) -> TableSource:
-    """Load one value per patient into ``facts``. If a column is missing, suggest `example`."""
+    """Load one value per patient into ``facts``. If a column is missing, suggest `hint`."""
     place, patient, column = table.file, table.patient, table.column
+    value = f"lower({quoted(column)})" if label else quoted(column)
     load_table(
-        connection, "facts", place, Table("facts", (patient, column)),
-        select=f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value",
-        dialect=dialect, hint=lambda _: example.format(place),
+        connection, "facts", place, Table("facts", (patient, column), floats=[column] * label),
+        select=f"{quoted(patient)} AS patient, {value} AS value",
+        dialect=dialect, hint=lambda _: hint.format(place),
     )  # fmt: skip
     _refuse_header(connection, "facts", place, {"patient": patient, "value": column})
     text = _text(place, patient)
