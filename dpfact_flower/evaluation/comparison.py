@@ -126,6 +126,7 @@ def _content(runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
         "runs": runs,
         "name": own,
         "first": first,
+        "fair": FAIR,
         "columns": {name: columns(run) for name, run in runs.items()},
         "protection": {name: protection(run.summary) for name, run in runs.items()},
         "left_out": left_out,

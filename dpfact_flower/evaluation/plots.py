@@ -116,7 +116,8 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     phenotypes = np.arange(1, rank + 1)
     axes.grid(visible=False)
     cells = np.ma.masked_array(percent, off)
-    mesh = axes.pcolormesh(phenotypes, np.arange(sites), cells, cmap="cividis_r", vmin=0, vmax=100)
+    edges = np.arange(0.5, rank + 1), np.arange(-0.5, sites)
+    mesh = axes.pcolormesh(*edges, cells, cmap="cividis_r", vmin=0, vmax=100)
     axes.figure.colorbar(mesh, ax=axes, label="% of the site's most used")
     if off.any():
         rows, columns = np.nonzero(off)

@@ -13,6 +13,7 @@ import numpy as np
 from dpfact_flower.data.code_names import BODY_SYSTEMS, body_systems
 from dpfact_flower.evaluation import prose, run_folder
 from dpfact_flower.evaluation.clinical import DRAWS, clinical_measures
+from dpfact_flower.evaluation.comparison import FAIR
 from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.model import CodeRow
@@ -75,6 +76,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         ],
         "shown": _SHOWN,
         "replications": run.replications,
+        "fair": FAIR,
         "table": table,
         "off": run.tables.usage.switched_off if run.tables.usage else {},
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,

@@ -149,6 +149,13 @@ def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_p
     write_replications(run, (found,))
     page = write_report(run).read_text()
     assert page.count("1.00†") == page.count(" Unconfirmed: ") == 5
+    says = "It must be above 0.72 (0.85 for each kind of code), and above 95 % of the similarities"
+    assert says in page
+    for folder in (run, other):  # nothing to recombine
+        write_model(folder, factors[:1], lists[:1])
+    assert "It must be above 0.85 (0.85 for each kind of code).</li>" in write_report(run).read_text()
+    dpfact("compare", run, other, "--out", run / "page.html")
+    assert "recombined" not in (run / "page.html").read_text()
 
 
 def test_what_was_found_is_kept_for_the_next_report(tmp_path):

@@ -54,10 +54,12 @@ def test_usage_crosses_what_is_off_and_leaves_it_blank(axes):
     assert not any(name.get_parse_math() for name in names)  # "$" is a plain character here
 
 
-def test_usage_without_crosses_explains_none(axes):
-    off = np.zeros_like(NORMS, bool)
-    plots.usage(axes, SiteUsage(("large", "small", "other"), NORMS, off.tolist()), {})
+@pytest.mark.parametrize(("sites", "rank"), [(3, 3), (1, 4), (4, 1)])
+def test_usage_without_crosses_explains_none(axes, sites, rank):
+    off = np.zeros((sites, rank), bool).tolist()
+    plots.usage(axes, SiteUsage("abcd"[:sites], np.ones((sites, rank)), off), {})
     assert axes.get_legend() is None
+    assert axes.dataLim.size.tolist() == [rank, sites]  # each cell has width and height 1
 
 
 @pytest.mark.parametrize(
