@@ -153,7 +153,9 @@ def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_p
     assert says in page
     for folder in (run, other):  # nothing to recombine
         write_model(folder, factors[:1], lists[:1])
-    assert "It must be above 0.85 (0.85 for each kind of code).</li>" in write_report(run).read_text()
+    assert (
+        "It must be above 0.85 (0.85 for each kind of code).</li>" in write_report(run).read_text()
+    )
     dpfact("compare", run, other, "--out", run / "page.html")
     assert "recombined" not in (run / "page.html").read_text()
 
