@@ -20,7 +20,7 @@ from benchmarks.rows import Row, Timing
 from benchmarks.scale import Scale, claims
 from benchmarks.solver import ETA, drawn_pass, in_turn, start, step_of
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import visits
 from dpfact_flower.tensor import SparseTensor

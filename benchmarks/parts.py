@@ -7,14 +7,14 @@ from typing import Any
 
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.site import round as site_round
+from dpfact_flower.site import local_fit
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "measures": ((site_round, "squared_error"),),
+    "measures": ((local_fit, "squared_error"),),
     "state": tuple((SiteStore, name) for name in ("load", "save", "keep_only", "note")),
     "ledger": tuple((Ledger, name) for name in ("__init__", "rows", "charge", "close")),
     "messages": (

@@ -10,7 +10,7 @@ from benchmarks.rows import Row, ratio, timed, value_of
 from benchmarks.scale import Scale
 from benchmarks.solver import ETA, start
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.arrays import Array
 

@@ -12,7 +12,7 @@ from benchmarks.solver import ETA, in_turn, start, step_of
 from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.solver import LocalProblem
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels import sgd

@@ -11,7 +11,7 @@ from benchmarks.rows import Row, Timing, timed
 from benchmarks.scale import Scale, first_request
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.elastic import initial_state
-from dpfact_flower.site.round import local_settings, scaled
+from dpfact_flower.site.local_fit import local_settings, scaled
 from dpfact_flower.solver import LocalProblem
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.kernels import sgd

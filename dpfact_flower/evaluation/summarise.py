@@ -38,7 +38,7 @@ from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, keyed_hash
 from dpfact_flower.privacy.release import about_rows
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.losses import losses

@@ -15,16 +15,8 @@ from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_unprotec
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.paper import paper_events, paper_rho, perturb
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
-from dpfact_flower.site.round import (
-    JobState,
-    RoundOutcome,
-    RoundWork,
-    check_modes,
-    local_settings,
-    scaled,
-    solved,
-    stream,
-)
+from dpfact_flower.site.local_fit import local_settings, scaled, solved
+from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork, check_modes, stream
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import inner_product

@@ -15,7 +15,8 @@ from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.privacy.ledger import keyed_hash
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.hospital import Hospital
-from dpfact_flower.site.round import local_settings, scaled, solved, stream
+from dpfact_flower.site.local_fit import local_settings, scaled, solved
+from dpfact_flower.site.round import stream
 from dpfact_flower.site.store import ENDING, REPEAT_END, RoundMeasures, SiteState, SiteStore
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor

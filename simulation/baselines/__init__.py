@@ -15,7 +15,8 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.elastic import initial_state
-from dpfact_flower.site.round import scaled, stream
+from dpfact_flower.site.local_fit import scaled
+from dpfact_flower.site.round import stream
 from dpfact_flower.tensor import Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.wire.protocol import RoundRequest

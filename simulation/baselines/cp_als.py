@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors, start
 

@@ -25,7 +25,7 @@ from dpfact_flower.evaluation.prediction import (
 )
 from dpfact_flower.evaluation.prevalence import phenotype_table
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.solver.exact import update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
 from dpfact_flower.tensor import Factors, SparseTensor, SquaredError

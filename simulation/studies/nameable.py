@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
 from simulation.paper.measures import death_scores, projected

@@ -39,7 +39,7 @@ from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.site.round import scaled
+from dpfact_flower.site.local_fit import scaled
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import factor_match_score

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import dpfact_flower.site.round
+import dpfact_flower.site.local_fit
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import DataError, SettingsError
@@ -187,7 +187,7 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
         with pytest.raises(Stopped):
             ask(make_noisy_client(data, tmp_path), replace(request, round=2))
     begun = []
-    solved = dpfact_flower.site.round.solved
+    solved = dpfact_flower.site.local_fit.solved
 
     def watch(tensor, start, *arguments, **named):
         begun.append(start)

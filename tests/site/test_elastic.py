@@ -13,7 +13,8 @@ from dpfact_flower.errors import DataError, DivergenceError, MessageError, Priva
 from dpfact_flower.estimation import codes
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound, initial_state
-from dpfact_flower.site.round import JobState, local_settings, stream
+from dpfact_flower.site.local_fit import local_settings
+from dpfact_flower.site.round import JobState, stream
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
