@@ -13,10 +13,8 @@ import dataclasses
 import difflib
 import math
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, time
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast, get_args
@@ -436,31 +434,6 @@ def describe(kind: type[Settings]) -> list[Described]:
         text = field.metadata["help"]
         rows.append(Described(_key(field.name), cast(Scalar, field.default), allowed, text))
     return rows
-
-
-def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` strings into a config. Values are TOML, but strings need no quotes."""
-    config: dict[str, Scalar] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise SettingsError(f"--set: need key=value, got {shown(text)}")
-        parsed = _scalar(value.strip())
-        if not isinstance(parsed, (bool, int, float, str)):
-            raise SettingsError(f"{key.strip()}: need a single value, got {shown(value)}")
-        config[key.strip()] = parsed
-    return config
-
-
-def _scalar(text: str) -> object:
-    """Parse a string as a TOML value. Bare words, paths and dates remain strings."""
-    if "#" in text and not text.startswith(('"', "'")):
-        return text
-    try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return text if isinstance(value, (date, time)) else value
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:

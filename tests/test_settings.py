@@ -17,7 +17,6 @@ from dpfact_flower.settings import (
     SiteSettings,
     SolverSettings,
     describe,
-    parse_assignments,
     refuse_unknown,
 )
 
@@ -277,35 +276,6 @@ def test_allowed_values_are_said():
     assert allowed["zeros"] == "none | stratified"
     assert allowed["nonnegative"] == "bool"
     assert allowed["out"] == "str"
-
-
-PARSED = [
-    ("rank=3", 3), ("noise-seed=-1", -1), ("eta=0.5", 0.5), ("eta=1e-3", 1e-3),
-    ("resume=true", True), ("nonnegative=false", False), ("solver=psgd", "psgd"),
-    ('out="runs/a b"', "runs/a b"), ("out='3'", "3"), ("out=~/runs/a-b_c.d", "~/runs/a-b_c.d"),
-    ("data=synthetic:demo", "synthetic:demo"), ("allow-privacy=none,paper", "none,paper"),
-    ("out=a=b", "a=b"), (" rank = 3 ", 3), (" solver = psgd ", "psgd"), ("job=", ""),
-    ("job=007", "007"), ("gamma=inf", math.inf), ('out="x', '"x'), ("out=2024-01-01", "2024-01-01"),
-    ("out=a#b", "a#b"), ("out=1#2", "1#2"), ("x='a#b'", "a#b"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "expected"), PARSED)
-def test_assignments(text, expected):
-    ((key, value),) = parse_assignments([f"{text.split('=')[0]}=1", text]).items()  # the last wins
-    assert (key, value, type(value)) == (text.split("=")[0].strip(), expected, type(expected))
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("rank", "need key=value, got 'rank'"), ("  =3", "need key=value"),
-        ("", "need key=value"), ("rank=[1, 2]", "^rank: need a single value"),
-    ],
-)  # fmt: skip
-def test_bad_assignments(text, says):
-    with pytest.raises(SettingsError, match=says):
-        parse_assignments(["tau=1", text])
 
 
 MISSPELT = {

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from typer import Argument, Option
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.machine.logs import ProgressCallback
-from dpfact_flower.settings import AppSettings, Scalar, parse_assignments
+from dpfact_flower.settings import AppSettings, Scalar
 
 PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -76,6 +77,31 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[0-9]{1,30}(x[0-9]{1,30})*", text.lower()):
         raise SettingsError(f"{option}: need numbers of codes, such as 202x316, got {text!r}")
     return tuple(int(size) for size in text.lower().split("x"))
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
+    """Parse ``key=value`` strings into a config. Values are TOML, but strings need no quotes."""
+    config: dict[str, Scalar] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(f"--set: need key=value, got {shown(text)}")
+        parsed = _scalar(value.strip())
+        if not isinstance(parsed, (bool, int, float, str)):
+            raise SettingsError(f"{key.strip()}: need a single value, got {shown(value)}")
+        config[key.strip()] = parsed
+    return config
+
+
+def _scalar(text: str) -> object:
+    """Parse a string as a TOML value. Bare words, paths and dates remain strings."""
+    if "#" in text and not text.startswith(('"', "'")):
+        return text
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return text if isinstance(value, (date, time)) else value
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:

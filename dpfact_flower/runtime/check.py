@@ -27,8 +27,8 @@ from dpfact_flower.privacy.guarantee import delta_warning
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.services import HOST, PORT
 from dpfact_flower.site import hospital
-from dpfact_flower.site.admission import largest_run
 from dpfact_flower.site.lockout import check_attempts, check_no_note
+from dpfact_flower.site.resources import largest_run
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from dpfact_flower import __version__, cli
 from dpfact_flower.cli import options
-from dpfact_flower.cli.options import APP_FOLDER, app_config, run_config
+from dpfact_flower.cli.options import APP_FOLDER, app_config, parse_assignments, run_config
 from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.runtime.config import RunConfig, prepare_data
@@ -247,3 +248,35 @@ def test_a_terminal_shows_a_bar_with_the_time_left_unless_hidden(terminal, hidde
         watch("rounds", 0.5)
     shown = [text in drawn.getvalue() for text in ("rounds", "50%", "-:--:--")]
     assert shown == [terminal and not hidden] * 3
+
+
+# --- settings on the command line
+
+
+PARSED = [
+    ("rank=3", 3), ("noise-seed=-1", -1), ("eta=0.5", 0.5), ("eta=1e-3", 1e-3),
+    ("resume=true", True), ("nonnegative=false", False), ("solver=psgd", "psgd"),
+    ('out="runs/a b"', "runs/a b"), ("out='3'", "3"), ("out=~/runs/a-b_c.d", "~/runs/a-b_c.d"),
+    ("data=synthetic:demo", "synthetic:demo"), ("allow-privacy=none,paper", "none,paper"),
+    ("out=a=b", "a=b"), (" rank = 3 ", 3), (" solver = psgd ", "psgd"), ("job=", ""),
+    ("job=007", "007"), ("gamma=inf", math.inf), ('out="x', '"x'), ("out=2024-01-01", "2024-01-01"),
+    ("out=a#b", "a#b"), ("out=1#2", "1#2"), ("x='a#b'", "a#b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), PARSED)
+def test_assignments(text, expected):
+    ((key, value),) = parse_assignments([f"{text.split('=')[0]}=1", text]).items()  # the last wins
+    assert (key, value, type(value)) == (text.split("=")[0].strip(), expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rank", "need key=value, got 'rank'"), ("  =3", "need key=value"),
+        ("", "need key=value"), ("rank=[1, 2]", "^rank: need a single value"),
+    ],
+)  # fmt: skip
+def test_bad_assignments(text, says):
+    with pytest.raises(SettingsError, match=says):
+        parse_assignments(["tau=1", text])

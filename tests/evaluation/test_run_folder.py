@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+from dpfact_flower.cli.options import parse_assignments
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.run_folder import (
@@ -21,13 +22,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_model,
 )
 from dpfact_flower.server.history import read_history
-from dpfact_flower.settings import (
-    AppSettings,
-    PrivacySettings,
-    RunSettings,
-    SolverSettings,
-    parse_assignments,
-)
+from dpfact_flower.settings import AppSettings, PrivacySettings, RunSettings, SolverSettings
 
 VOCABULARIES = (
     Vocabulary("procedures", ("0040", "40", "4.0"), ("", "a, b", "ü")),

@@ -22,7 +22,7 @@ from dpfact_flower.runtime import check, installation
 from dpfact_flower.runtime.check import check_site, server_faults
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.admission import largest_run
+from dpfact_flower.site.resources import largest_run
 from tests.commands import dpfact
 from tests.patience import Clock
 from tests.runtime.certificates import make_certificates

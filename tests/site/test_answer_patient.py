@@ -18,7 +18,7 @@ from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site import admission, answer, lockout
+from dpfact_flower.site import admission, answer, lockout, resources
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import (
@@ -183,14 +183,14 @@ def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_rea
     values = codes * (codes - 1) // 2
     need = used + values * (48 + 8 * (threads - 1))  # each thread has its own copy of the sum
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-    monkeypatch.setattr(admission, "memory_used", lambda: used)
-    monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 - 1)
+    monkeypatch.setattr(resources, "memory_used", lambda: used)
+    monkeypatch.setattr(resources, "memory_limit", lambda: 4 * need // 3 - 1)
     code, log = refusal(make_client(source, tmp_path), server.request(1), caplog)
     assert code == "message"
     assert f"a release of {values:,} values needs" in log
     assert not source.read_by_now
     assert rows_of(tmp_path) == ()
-    monkeypatch.setattr(admission, "memory_limit", lambda: math.ceil(4 * need / 3))
+    monkeypatch.setattr(resources, "memory_limit", lambda: math.ceil(4 * need / 3))
     make_client(source, tmp_path).site.preflight(server.request(1))
 
 

@@ -25,9 +25,9 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
 from dpfact_flower.site import answer, disclosure, hospital, patient
-from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest_run, reserve
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
+from dpfact_flower.site.resources import bytes_needed, bytes_to_reserve, largest_run, reserve
 from dpfact_flower.site.store import close_jobs
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
@@ -152,7 +152,7 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
 
 def test_a_disk_without_room_is_told_how_much_is_needed(tmp_path, monkeypatch):
     full = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr("dpfact_flower.site.admission.reserved", full)
+    monkeypatch.setattr("dpfact_flower.site.resources.reserved", full)
     with pytest.raises(StateError, match=r"needs 16 MiB of free disk space.*\(No space left"):
         reserve(ExitStack(), tmp_path, 2**24)
 
