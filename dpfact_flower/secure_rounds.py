@@ -12,13 +12,14 @@ from dpfact_flower.connected import ConnectedSites
 from dpfact_flower.errors import DataError, MessageError, QuorumError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.readiness import called
 from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
-from dpfact_flower.wire.secure import MemberKey, SecureStage, read_parts
+from dpfact_flower.wire.secure import SecureStage, read_parts
 
 _logger = logging.getLogger(__name__)
 SECURE = "secure.json"
@@ -30,7 +31,7 @@ class SecureRounds:
 
     def __init__(self, coordinator: Coordinator, sites: ConnectedSites) -> None:
         self._coordinator, self._sites, self._names = coordinator, sites, sites.names
-        self._members: tuple[MemberKey, ...] = ()
+        self._members: tuple[Member, ...] = ()
         self._last = Attempt(0, 0, ())
         self.current: SecureSum | None = None
         """The current round's sum, or None if the round has no sum."""
@@ -40,6 +41,11 @@ class SecureRounds:
     def _agree(self, number: int) -> None:
         """Collect the sites' public keys."""
         coordinator, least = self._coordinator, self._coordinator.run.min_sites
+        found: dict[str, Member] = {}
+
+        def take(site: str, parts: Sequence[bytes]) -> None:
+            found[site] = Member(site, *parts)
+
         for _ in range(MOST_ASKED):
             assert coordinator.secure is not None
             if len(self._nodes) < least:
@@ -50,10 +56,10 @@ class SecureRounds:
             request = replace(coordinator.request(number), secure=stage)
             asked = dict.fromkeys(self._nodes.values(), request)
             came = self._sites.ask(asked, charged=False)
-            found: dict[str, Sequence[bytes]] = {}
-            self._take(self._nodes, came, _KEY_PARTS, found.__setitem__)
+            found.clear()
+            self._take(self._nodes, came, _KEY_PARTS, take)
             if found.keys() == self._nodes.keys():
-                self._members = tuple(MemberKey(site, *found[site]) for site in sorted(found))
+                self._members = tuple(found[site] for site in sorted(found))
                 self._keep(self._last)
                 return
             self._nodes = {site: self._nodes[site] for site in found}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.privacy import Noise, mu_for_epsilon, release_nothing, sigma_of
+from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import slot_totals
@@ -30,7 +31,7 @@ from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
-from dpfact_flower.wire.secure import MemberKey, SecureStage
+from dpfact_flower.wire.secure import SecureStage
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
@@ -60,7 +61,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
     for number in range(1, coordinator.rounds + (1 if own_refit or not patient else 0)):
         request = coordinator.request(number)
         if coordinator.secure is not None and coordinator.planned_release(number):
-            members = tuple(MemberKey(site.name, b"", b"") for site in cohort.sites)
+            members = tuple(Member(site.name, bytes(32), bytes(64)) for site in cohort.sites)
             request = replace(request, secure=SecureStage("sum", members=members))
         replies, outcomes = [], []
         for place, site in enumerate(cohort.sites):

@@ -15,7 +15,12 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, QuorumError
 from dpfact_flower.privacy import account
-from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
+from dpfact_flower.privacy.secure_sum.keys import (
+    Member,
+    new_signing_key,
+    public_text,
+    read_signing_key,
+)
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server.rule import initial_factors
@@ -25,7 +30,7 @@ from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import close_jobs
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
-from dpfact_flower.wire.secure import MemberKey, SecureStage
+from dpfact_flower.wire.secure import SecureStage
 from tests.bits import assert_bits
 from tests.conftest import CODES, count_tensor, make_vocabularies
 from tests.ledgers import rows_in
@@ -227,14 +232,23 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "says"),
-    [(7, "in each of 3 attempts, a site failed to send its key"), (3, "2 sites sent keys, but")],
-)
-def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, says):
+    ("number", "short", "says", "why"),
+    [(7, False, "in each of 3 attempts, a site failed to send its key", "no reply in time"),
+     (3, True, "2 sites sent keys, but the quorum", "member 'site-1': need 32 bytes of key")],
+)  # fmt: skip
+def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, short, says, why):
     made = strategy(number=number)
     ask = made._sites.ask
-    made._sites.ask = lambda *a, **k: dict([*ask(*a, **k).items()][1:])  # one reply is lost
-    with pytest.raises(QuorumError, match=f"^secure sums: {says}.*nothing was charged. site-1: no"):
+
+    def damaged(*args, **options):
+        """Each time, the first site's reply is lost, or has a key of one byte."""
+        (node, _), *others = ask(*args, **options).items()
+        parts = {"site": made._sites.names.of(node)}
+        answer = records.answer([np.zeros(1, np.uint8)] * 2, 1, parts)
+        return dict(others) | ({node: Message(answer, node, "train")} if short else {})
+
+    made._sites.ask = damaged
+    with pytest.raises(QuorumError, match=rf"^secure sums: {says}.* was charged\. site-1: {why}"):
         made.start(simulated(tmp_path, number))
 
 
@@ -413,7 +427,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     def members(names, request):
         stage = SecureStage("keys", asked=names)
         found = {site: ask(site, request, stage) for site in names}
-        return tuple(MemberKey(site, *map(bytes, parts)) for site, parts in found.items())
+        return tuple(Member(site, *map(bytes, parts)) for site, parts in found.items())
 
     one, other = NAMES[:4], [*NAMES[:3], NAMES[4]]
     ask("site-1", first, SecureStage("sum", 1, members(tuple(one), first), tuple(one)))
@@ -421,7 +435,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     with pytest.raises(RoundRefusedError):
         ask("site-1", first, stage)
     assert "was answered with another key" in caplog.text
-    renamed = (*stage.members[:3], stage.members[3]._replace(site="site-9"))
+    renamed = (*stage.members[:3], replace(stage.members[3], site="site-9"))
     with pytest.raises(RoundRefusedError):
         ask("site-1", first, SecureStage("sum", 2, renamed, tuple(m.site for m in renamed)))
     assert "the job began with different terms" in caplog.text
@@ -434,7 +448,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
 def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
     made = strategy(number=3).coordinator
     planned = made.planned_release(1)
-    members = tuple(MemberKey(name, bytes(32), bytes(64)) for name in NAMES[:3])
+    members = tuple(Member(name, bytes(32), bytes(64)) for name in NAMES[:3])
     adding = SecureSum(members, Attempt(0, 0, ()), made.request(1), planned)
     words = bytes(planned.count * made.secure.slots * adding._question.width + size)
     with pytest.raises(MessageError, match=says):
@@ -445,7 +459,7 @@ def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
 
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     """It does not use the site's own start, because only the sum is known."""
-    members = tuple(MemberKey(name, b"", b"") for name in NAMES)
+    members = tuple(Member(name, bytes(32), bytes(64)) for name in NAMES)
     first = strategy().coordinator.request(1)
     asked = replace(
         first, round=2, solver=replace(SOLVER, relative_l21=5.0),

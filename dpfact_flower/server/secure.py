@@ -18,7 +18,7 @@ from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.privacy.secure_sum import server as sums
 from dpfact_flower.privacy.secure_sum.site import Masked, Opening
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
-from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
+from dpfact_flower.wire.secure import SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
@@ -40,7 +40,7 @@ class SecureSum:
 
     def __init__(
         self,
-        members: tuple[MemberKey, ...],
+        members: tuple[keys.Member, ...],
         last: Attempt,
         request: RoundRequest,
         planned: PlannedRelease,
@@ -90,7 +90,7 @@ class SecureSum:
             names = tuple(sorted(self._masked)) or self._terms.sites
             self.last = Attempt(number, attempt_number, names)
         asked = self.last.asked
-        members = tuple(keys.Member(*member) for member in self._members if member.site in asked)
+        members = tuple(member for member in self._members if member.site in asked)
         self._question = self._planned.question(
             self._request.digest, self._request.privacy.patients, self.last.number, members
         )

@@ -9,26 +9,19 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, MessageError, shown
 from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.settings import LARGEST, check_name
 
 STAGES = ("keys", "sum", "open")
 _MOST_SITES = 1000
 _MOST_TEXT = 4096
-
-
-class MemberKey(NamedTuple):
-    """A site's public key for a job, together with the site's signature."""
-
-    site: str
-    key: bytes
-    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,7 @@ class SecureStage:
 
     stage: Literal["keys", "sum", "open"]
     attempt: int = 0
-    members: tuple[MemberKey, ...] = ()
+    members: tuple[Member, ...] = ()
     asked: tuple[str, ...] = ()
     sealed: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -67,7 +60,7 @@ class SecureStage:
         try:
             content = from_json(text)
             members = tuple(
-                MemberKey(_site(site), _bytes(key), _bytes(signature))
+                Member(_site(site), _bytes(key), _bytes(signature))
                 for site, key, signature in content["members"]
             )
             asked = tuple(map(_site, content["asked"]))
