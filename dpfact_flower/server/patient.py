@@ -232,5 +232,4 @@ class PatientRule(ServerRule):
         self._halves = unnumbered(arrays, "half")
         self._cells = float(arrays["cells"])
         self._memory.restore(arrays, len(self.factors))
-        self._learn(unnumbered(arrays, "factor"))
-        self._started = bool(arrays["started"])
+        self.factors, self._started = unnumbered(arrays, "factor"), bool(arrays["started"])

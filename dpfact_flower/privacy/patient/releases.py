@@ -70,7 +70,7 @@ class PlannedRelease:
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
         """Return the server's request for the members' masked vectors."""
-        width = width_of(patients or None, self.sensitivity / self.own_sigma)
+        width = width_of(patients, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:

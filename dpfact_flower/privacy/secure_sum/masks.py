@@ -36,13 +36,13 @@ SEED_BYTES = 32
 _BLOCK = 1 << 14  # words per block, small enough for the cache
 
 
-def width_of(patients: int | None, ratio: float) -> int:
+def width_of(patients: int, ratio: float) -> int:
     """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
-    `ratio` is a patient's largest contribution, in standard deviations of one site's noise. The
-    bytes can hold sums up to 16 * (patients * ratio + 64) of these standard deviations.
+    `patients` is 0 if unknown. `ratio` is a patient's largest contribution, in standard deviations
+    of one site's noise. The bytes can hold sums up to 16 * (patients * ratio + 64) of these.
     """
-    if patients is None:
+    if not patients:
         return MOST_WIDTH
     bits = math.log2(32 * (patients * ratio + 64)) + _NOISE_BITS
     return min(MOST_WIDTH, math.ceil((bits - LOW) / 8))

@@ -107,12 +107,12 @@ def test_sums_of_the_bits_that_travel(width, sites):
 
 @pytest.mark.parametrize(
     ("patients", "ratio", "width"),
-    [(None, 0.1, 6), (1984, 1.0, 3), (1985, 1.0, 4), (524_224, 1.0, 4), (40_000, 100.0, 5),
+    [(0, 0.1, 6), (1984, 1.0, 3), (1985, 1.0, 4), (524_224, 1.0, 4), (40_000, 100.0, 5),
      (2**27, 100.0, 6)],
 )  # fmt: skip
 def test_width(patients, ratio, width):
     assert masks.width_of(patients, ratio) == width
-    if patients is not None and width < masks.MOST_WIDTH:
+    if width < masks.MOST_WIDTH:
         largest = 16 * (patients * ratio + 64) * 2**24
         assert largest <= 2 ** (masks.LOW + 8 * width - 1)
         assert math.log2(largest) > masks.LOW + 8 * (width - 1) - 1
