@@ -1,8 +1,5 @@
 """Counterexamples to DPFact's proof: `simulation/studies/bound.py` gives the documented values."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -120,17 +117,3 @@ def test_the_average_of_sites_understates_what_the_first_site_lost():
 
 def test_a_variance_used_as_a_standard_deviation_costs_more():
     assert [row.ratio for row in script.standard_deviation()] == pytest.approx([1.25, 125])
-
-
-@pytest.mark.nightly
-@pytest.mark.process
-def test_the_script_prints_the_instance_and_one_table():
-    done = subprocess.run(
-        [sys.executable, "-m", "simulation.studies.bound", "--patients", "5"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "shape=(6, 2, 1), nnz=6" in done.stdout
-    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len({line.count("|") for line in table}) == 1
-    for place in ("joint pass", "carried state", "l2,1 step", "zero to one", "unit", "average"):
-        assert any(line.startswith(f"| {place}") for line in table)

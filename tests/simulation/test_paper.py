@@ -14,8 +14,7 @@ from dpfact_flower.errors import DataError
 from simulation.paper import convergence, datasets, measures, page, published
 from simulation.paper.__main__ import EXPERIMENTS, main, run, wanted
 from simulation.paper.jobs import Job, Result, Results, Store, merged
-from simulation.paper.plan import FULL, QUICK, THOROUGH, Plan, reductions
-from simulation.paper.report import Table
+from simulation.paper.plan import FULL, QUICK, Plan
 from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
 from tests.bits import assert_bits
 from tests.commands import dpfact
@@ -97,14 +96,6 @@ def test_a_stored_result_comes_back(tmp_path):
     assert store.load(replace(JOB, seed=1)) is None
 
 
-def test_a_result_of_other_code_is_not_taken(tmp_path, monkeypatch):
-    store = Store(tmp_path)
-    store.save(JOB, Result({}, 0.0))
-    monkeypatch.setattr("simulation.paper.jobs.code_digest", lambda: "another")
-    assert Store(tmp_path).load(JOB) is None
-    assert Store(tmp_path, store.code).load(JOB) is not None  # unless requested
-
-
 def test_the_whole_evaluation_repeats_and_goes_on(folder, tmp_path, capsys):
     """Two runs give the same values, an interrupted run continues, and the page has every table."""
     plan = TINY.on(str(folder))
@@ -138,16 +129,6 @@ def test_the_whole_evaluation_repeats_and_goes_on(folder, tmp_path, capsys):
         assert (tmp_path / "a" / f"{figure}.svg").read_bytes()
         assert f"(images/evaluation/{figure}.png)" in text
         assert (tmp_path / "docs" / "images" / "evaluation" / f"{figure}.png").exists()
-
-
-@pytest.mark.process
-def test_several_processes_find_what_one_finds(folder, tmp_path):
-    plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))
-    for processes in (1, 2):
-        run(plan, ["norms"], tmp_path / str(processes), None, processes=processes)
-    one, two = (json.loads((tmp_path / name / "norms.json").read_text()) for name in "12")
-    assert one == two
-    assert len(one) == 2
 
 
 def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, monkeypatch, capsys):
@@ -279,16 +260,6 @@ def test_patient_modes_start_is_counted_too():
     assert rounds[0]["up"] > 3 * max(later["up"] for later in rounds[1:])
 
 
-def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
-    table = Table("t", [{"a": 0.123456, "b|": None}], {"a": 2})
-    assert table.markdown() == "| a | b| |\n|---|---|\n| 0.12 | - |"
-    table.write(tmp_path)
-    assert json.loads((tmp_path / "t.json").read_text())[0]["a"] == 0.123456
-    assert (tmp_path / "t.csv").read_text() == "a,b|\n0.123456,\n"
-    table.write_rounded(tmp_path)
-    assert (tmp_path / "t.csv").read_text() == "a,b|\n0.12,\n"
-
-
 def test_the_papers_numbers_are_the_papers():
     """Check relations stated in the paper's text."""
     saved = [1 - row["dpfact"] / row["trip"] for row in published.TRAFFIC.values()]
@@ -315,14 +286,6 @@ def test_an_auc_and_a_match_are_means_over_starts(folder, tmp_path):
     rows = json.loads((tmp_path / "fms_against_epsilon.json").read_text())
     shown = next(r["fit, shared"] for r in rows if "naively" in r["system"] and r["epsilon"] == "2")
     assert shown == pytest.approx(mean("naive", lambda values: values["shared"]["fit"]))
-
-
-def test_a_plan_says_what_it_does_less_of():
-    assert reductions(THOROUGH) == []
-    said = "; ".join(reductions(QUICK))
-    assert "2 starts, not 5" in said
-    assert "ranks 12, 20 alone" in said
-    assert "MIMIC-III's size" in said
 
 
 def test_reported_data_are_not_those_that_settings_were_searched_on():

@@ -16,16 +16,12 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import factor_match_score
-from simulation.paper import __main__ as paper
 from simulation.studies import (
-    against_epsilon,
     certainty,
     clinical,
-    nameable,
     needed,
     one_patient_time,
     peers,
-    phenotypes,
     real_data,
     roll_up,
     secure,
@@ -104,21 +100,6 @@ def test_peers_are_measured_alike_and_go_on_where_they_were(cohort_folder, tmp_p
     assert (tmp_path / "table.md").read_text().count("\n") == 2 + len(rows)
 
 
-def test_a_figure_against_epsilon_fills_only_models_that_beat_chance() -> None:
-    cell = {"data": "x", "rank": 3, "share_of_fit": 0.9, "share_spread": 0.0, "fms": 0.8,
-            "fms_spread": 0.0, "auc": None, "auc_spread": None, "auc_raw_codes": None}  # fmt: skip
-    rows = [
-        {**cell, "model": "null: shuffled", "epsilon": None, "beats_null": None},
-        {**cell, "model": "patient mode", "epsilon": 1.0, "beats_null": False},
-        {**cell, "model": "patient mode", "epsilon": "inf", "beats_null": True},
-    ]
-    shares, _, areas = against_epsilon.figure(rows).axes
-    faces = [line.get_markerfacecolor() for line in shares.lines if line.get_marker() == "o"][:2]
-    assert faces == ["none", "C0"]
-    assert [label.get_text() for label in shares.get_xticklabels()] == ["1", "∞"]
-    assert len(areas.lines) == 1  # only the legend's, because there are no labels
-
-
 def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
     enough = needed.patients_needed((100, 100), 20, 6, 2.0)
     for patients, verdict in ((round(1.01 * enough), "good"), (round(0.99 * enough), "weak")):
@@ -138,29 +119,6 @@ def test_the_study_of_secure_sums_has_a_row_for_each_system(cohort_folder, tmp_p
     planted = [row for row in rows if "match" in row]
     assert [row["slots"] for row in planted] == [-1, 0]
     assert all(row["match"] > 0.8 for row in planted)
-
-
-@pytest.mark.parametrize(
-    ("study", "arguments", "says"),
-    [
-        (paper, ["--cohort", "gone"], "gone/cohort.json: no such file"),
-        (paper, ["--limit", "-1"], "--limit: must be at least 0; got -1"),
-        (paper, ["--processes", "0"], "--processes: must be at least 1; got 0"),
-        (paper, ["--quick", "--thorough"], "exclude each other"),
-        (phenotypes, ["--epsilons", "8", "nan"], "--epsilons: must be above 0; got nan"),
-        (phenotypes, ["--seeds", "0"], "--seeds: must be at least 1; got 0"),
-        (phenotypes, ["--preset", "none"], "preset: must be one of demo,"),
-        (real_data, ["gone"], "gone/cohort.json: no such file"),
-        (real_data, ["gone", "--references", "1"], "--references: must be at least 2"),
-    ],
-)
-def test_what_cannot_be_studied_is_one_line(study, arguments, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["study", *arguments])
-    with pytest.raises(SystemExit):
-        study.main()
-    assert says in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_study_of_one_patients_time_measures_every_kind_of_charged_round(capsys) -> None:
@@ -186,29 +144,6 @@ def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monke
     whole, others = rows[0], capsys.readouterr().out.splitlines()[0].split(" | ")
     assert whole[:2] == others[:2]
     assert float(whole[2]) != float(others[2])  # measured in other patients
-
-
-def test_two_codes_are_tied_where_twice_as_many_patients_have_both_as_chance_gives() -> None:
-    cells = [(patient, 0, 0) for patient in range(3)]  # 3 of 3 patients with either code
-    cells += [(patient, 1, 1) for patient in range(3, 12)]
-    cells += [(patient, 1, 2) for patient in range(8, 12)]  # by chance there would be 3
-    cells += [(12, 2, 3), (12, 2, 3), (13, 2, 3)]  # two patients: too few
-    pairs = nameable.tied(SparseTensor.from_coo(cells, np.ones(len(cells)), (14, 3, 4)))
-    assert np.argwhere(pairs).tolist() == [[0, 0]]
-
-
-def test_a_phenotype_is_named_by_its_tied_pairs_and_once() -> None:
-    pairs = np.zeros((7, 7), bool)
-    pairs[0, 0] = pairs[1, 1] = True
-    column = np.zeros((7, 4), np.float32)
-    column[0, :2] = 1  # twice the same code
-    column[1, 2] = 3
-    column[2:6, 2] = 0.1  # small weight
-    column[6, 3] = 1  # tied to nothing
-    model = (column, column)
-    share = 3 / 3.4
-    np.testing.assert_allclose(nameable.ties(model, pairs), [1, 1, share**2, 0], rtol=1e-6)
-    assert nameable.named(model, pairs) == 2
 
 
 def cells_of(rows: list[str]) -> list[list[str]]:
