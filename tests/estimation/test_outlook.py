@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dpfact_flower.estimation import outlook, start
 from dpfact_flower.estimation.outlook import needs_of, outlook_of
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.strength import Facts
 from tests.privacy.patient.test_plan import plan
 
@@ -79,6 +80,11 @@ def test_verdicts_on_cohorts_that_were_measured(changes, verdict):
 def test_one_site_and_one_patient_are_known():
     asked = {(0, 1): False, (1, 0): False, (1, 1): True}
     assert {pair: Facts((3,), 2, *pair).known for pair in asked} == asked
+
+
+def test_the_noise_in_a_secure_sum_is_that_of_all_slots_over_the_honest_sites():
+    assert Facts((3,), 2, 20, 100).noises == 20
+    assert Facts((3,), 2, 20, 100, Sharing(20, 2, 2, 2)).noises == 2 * 20 / 16
 
 
 def test_the_rank_that_is_suggested_has_a_good_outlook():

@@ -56,6 +56,11 @@ def test_no_patient_has_a_phenotype_of_zeros(sizes):
     assert wanted.any()
 
 
+def test_values_are_scaled_before_they_are_truncated():
+    one = as_tensor(np.ones((1, 1, 1, 1)))  # of three codes, each 3.5 / sqrt(3) = 2.02 grid units
+    assert code_counts(one, sigma=SIGMA / 3.5).total.tolist() == [2, 2, 2]
+
+
 # --- Slow references: one patient's part, in real units -------------------------------------------
 
 
