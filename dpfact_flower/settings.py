@@ -4,8 +4,8 @@ Settings come from Flower's run config or node config, from a message, or from t
 each case, `from_config` builds a settings object. Configs and the command line use hyphens, as
 Flower does: the field ``round_timeout`` has the key ``round-timeout``.
 
-`runtime.config.RunConfig` reads a run's settings. `server.coordinator.Coordinator` resolves them,
-fills in planned values (`PatientPlan.settle`) and sends them. At a site, `RoundRequest.from_wire`
+`runtime.config.RunConfig` reads a run's settings. `server.patient.PatientRule` fills in planned
+values, and `server.coordinator.Coordinator` sends all. At a site, `RoundRequest.from_wire`
 checks them, and `site.admission` compares them with the hospital's `SiteSettings`.
 """
 
@@ -107,8 +107,9 @@ class SolverSettings(Settings):
         0.1, "not psgd: l2,1 weight relative to a site's average column; 0: use mu", "[0, inf)"
     )
     mu_from_round: int = setting(
-        0, "round from which mu and relative-l21 apply; 0: after half of the rounds", "[0, inf)"
-    )
+        0, "modes none, paper: round from which mu and relative-l21 apply; 0: after half of the "
+        "rounds", "[0, inf)",
+    )  # fmt: skip
     nonnegative: bool = setting(True, "keep factors non-negative, so weights are interpretable")
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit non-zero cells only (none), or also sampled zero cells"

@@ -156,17 +156,13 @@ def _levers(outlook: Outlook) -> Table:
 
 
 def _asked(needs: Needs) -> str:
-    text = (
-        f"each site needs about {_bytes(needs.memory)} of memory besides its data, and sends "
-        f"{_bytes(needs.sent)}"
-    )
+    from dpfact_flower.evaluation.page import size
+
+    text = f"each site needs about {size(needs.memory)} of memory besides its data, and sends "
+    text += size(needs.sent)
     if needs.server:
-        text += f"; the server needs about {_bytes(needs.server)} of memory"
+        text += f"; the server needs about {size(needs.server)} of memory"
     return text + f"; far less with codes = {needs.codes}" * bool(needs.codes)
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def _short(signal: float) -> str:

@@ -104,10 +104,7 @@ def export(
     if patients is not None and data is not None:
         files = site_files(data) if data.is_dir() else [data]
         by_site = {file.stem: model.memberships(SiteData.load(file)) for file in files}
-        if data.is_dir():
-            write_memberships(patients, by_site)
-        else:
-            by_site[data.stem].write(patients)
+        write_memberships(patients, by_site, cohort=data.is_dir())
         count = sum(len(each.patients) for each in by_site.values())
         some = sum(int(each.has.any(axis=1).sum()) for each in by_site.values())
         without = sum(each.without for each in by_site.values())

@@ -424,6 +424,6 @@ def forget_patients() -> None:
     _load_version.cache_clear()
 
 
-@lru_cache(maxsize=16)  # one process may simulate many sites
+@lru_cache(maxsize=64)  # one process may simulate many sites
 def _load_version(path: Path, *_: int) -> SiteData:
     return SiteData.load(path)

@@ -14,14 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
+from dpfact_flower.estimation import surrogate_fit
 from dpfact_flower.estimation.pair_fit import fit_pairs, matrices_of
 from dpfact_flower.estimation.start import random_model
-from dpfact_flower.estimation.surrogate_fit import (
-    LEAST_SQUARES,
-    fit_factors,
-    solver_input,
-    unit_columns,
-)
 from dpfact_flower.estimation.surrogates import likely_pairs, mean_codes, surrogate_patients
 from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
@@ -101,12 +96,13 @@ def fitted_to_halves(
 
     def fitted(seeded: tuple[NDArray[np.float32], np.random.Generator]) -> Factors:
         half, own = seeded
-        begun = unit_columns([own.random((size, rank)) for size in sizes])
+        begun = surrogate_fit.unit_columns([own.random((size, rank)) for size in sizes])
         patients = half_patients(half, noise, counts, sizes, rank, own)
         if not patients.nnz:
             return begun
-        patients = solver_input(patients, patients.n_patients, LEAST_SQUARES)
-        return fit_factors(patients, begun, own, LEAST_SQUARES, _PASSES)[0]
+        settings = surrogate_fit.LEAST_SQUARES
+        patients = surrogate_fit.solver_input(patients, patients.n_patients, settings)
+        return surrogate_fit.fit_factors(patients, begun, own, settings, _PASSES)[0]
 
     seeded = ((half, rng.spawn(1)[0]) for half in halves(releases, sum(sizes), noise, rng))
     with one_blas_thread:  # no result depends on the number of threads

@@ -89,21 +89,18 @@ class Memberships:
         values = self.has if has else self.scores
         return library("pandas").DataFrame(values, index=self.patients, columns=self.names)
 
-    def write(self, path: Path) -> None:
-        """Write each patient's phenotypes and scores to a CSV file that only its owner can read."""
-        write_csv(path, (PATIENT, HAS, *self.names), self.rows())
-
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Return each patient's identifier, phenotypes and scores."""
         numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in self.has)
         return zip(self.patients, numbers, *self.scores.T.tolist(), strict=True)
 
 
-def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
-    """Write the memberships of several sites to one CSV file, with a column ``site``."""
-    names = next(iter(by_site.values())).names
+def write_memberships(path: Path, by_site: Mapping[str, Memberships], *, cohort: bool) -> None:
+    """Write memberships to a CSV file for its owner. A cohort's file has a column ``site``."""
+    names = (SITE, PATIENT, HAS, *next(iter(by_site.values())).names)
     rows = ((site, *row) for site, found in by_site.items() for row in found.rows())
-    write_csv(path, (SITE, PATIENT, HAS, *names), rows)
+    first = 0 if cohort else 1
+    write_csv(path, names[first:], (row[first:] for row in rows))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,8 +141,7 @@ class GlobalModel:
     def headings(self) -> tuple[str, ...]:
         """A unique heading for each phenotype: the name, with a number appended if names clash."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
-        taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
-        return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
+        return tuple(unique(numbered, SITE, PATIENT, HAS).values())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
         """Return each phenotype's codes with non-zero weights, at most `top` codes per mode."""
@@ -246,6 +242,14 @@ class GlobalModel:
             inside &= indices[:, mode] >= 0
         shape = (tensor.n_patients, *map(len, self.vocabularies))
         return SparseTensor.from_coo(indices[inside], tensor.values[inside], shape), missing
+
+
+def unique(names: Mapping[int, str], *reserved: str) -> dict[int, str]:
+    """Append its number to each name that clashes with another, until no names clash."""
+    found = dict(names)
+    while max((taken := Counter([*reserved, *found.values()])).values()) > 1:
+        found = {n: f"{name} ({n})" if taken[name] > 1 else name for n, name in found.items()}
+    return found
 
 
 def write_phenotype_table(

@@ -137,7 +137,7 @@ def counted(count: int) -> str:
 def size(count: float) -> str:
     """Format a number of bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"

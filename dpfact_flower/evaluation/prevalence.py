@@ -1,7 +1,8 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-Reports may be shared, so a table hides every patient count below ten. A table also hides every
-number from which readers could derive such a count.
+Reports may be shared, so a table hides every count below ten of patients with a phenotype, a code
+or an outcome, and every number from which readers could derive such a count. It shows the number of
+patients of each site.
 """
 
 from collections.abc import Mapping, Sequence

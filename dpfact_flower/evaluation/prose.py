@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dpfact_flower.evaluation import tables
 from dpfact_flower.evaluation.membership import LEADING
-from dpfact_flower.evaluation.model import CodeRow, GlobalModel
+from dpfact_flower.evaluation.model import CodeRow, GlobalModel, unique
 from dpfact_flower.evaluation.page import counted, duration, number, outcome, percent, ranges, size
 from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
@@ -40,7 +40,8 @@ _CODES = 4
 """A sentence names at most this many codes per mode."""
 _OFTEN, _MORE = 0.2, 1.5
 """A code is characteristic of a phenotype if its frequency among the phenotype's patients is at
-least `_OFTEN`, and at least `_MORE` times its frequency among all patients."""
+least `_OFTEN`, and at least `_MORE` times its frequency among all patients. A hidden frequency
+among all patients counts as 0, because it is mostly hidden if few other patients have the code."""
 _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
@@ -71,8 +72,7 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
     found = {number: _title(rows, common) for number, rows in phenotypes.items()}
     taken = Counter(found.values())
     found |= {n: _title(phenotypes[n], set()) for n, text in found.items() if taken[text] > 1}
-    taken = Counter(found.values())
-    return {n: text if taken[text] == 1 else f"{text} ({n})" for n, text in found.items()}
+    return unique(found)
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:

@@ -179,7 +179,8 @@ class PatientRule(ServerRule):
         sizes = [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, rank, *sizes])
         start = start_factors(released, sizes, rank, sigma, rng)
-        self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
+        settings, self._started = fit_settings(self._solver), True
+        self.factors = fitted_to_surrogates(start, released, sigma, rng, settings)
         counts = typical_counts(released, sizes) if self._is_squared else []
         if not counts:  # fits to halves need squared errors and typical counts
             return
@@ -203,15 +204,11 @@ class PatientRule(ServerRule):
         if self._dropped:
             size, kept = self.factors[planned.mode].shape
             values = first_columns(values, size, self._solver.rank, kept)
-        refined = refine_factor(
+        self.factors = refine_factor(
             list(values), self.factors, planned.mode, sigma=average.sigma,
             shrink=self._run.shrink, tau=self._solver.tau,
             pull=_REFINE_PULL * self._solver.relative_elastic,
         )  # fmt: skip
-        self._learn(refined)
-
-    def _learn(self, factors: Factors) -> None:
-        self.factors, self._started = factors, True
 
     def state(self) -> dict[str, Array]:
         """Return the arrays for a checkpoint."""

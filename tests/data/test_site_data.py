@@ -118,6 +118,12 @@ def test_reprs_hold_no_patient():
     assert repr(site) == "SiteData('north', SparseTensor(shape=(3, 2, 3), nnz=2))"
 
 
+def test_a_simulation_of_many_sites_reads_each_file_once(tmp_path):
+    Cohort("many", tuple(make_site(f"s{number}") for number in range(20))).save(tmp_path)
+    sites = Cohort.load(tmp_path).sites
+    assert all(open_site(tmp_path / f"{site.name}.npz").read() is site for site in sites)
+
+
 @pytest.mark.parametrize("truth", [None, TRUTH])
 def test_cohort_round_trip(truth, tmp_path):
     cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)), truth)

@@ -182,6 +182,9 @@ def test_no_two_columns_have_one_name(unnamed, cohort):
         write_names(unnamed, Names({number: name}))
     found = GlobalModel.read(unnamed).memberships(cohort.sites[0])
     assert found.names == ("süd (1)", "süd (2)", "patient (3)")
+    write_names(unnamed, Names({3: "süd (1)"}))
+    found = GlobalModel.read(unnamed).memberships(cohort.sites[0])
+    assert found.names == ("süd (1) (1)", "süd (2)", "süd (1) (3)")
     write_names(unnamed, Names({1: "has"}))
     assert GlobalModel.read(unnamed).memberships(cohort.sites[0]).names[0] == "has (1)"
 
