@@ -29,6 +29,7 @@ _MEANING = {
     "data": "its data file cannot be used",
     "state": "its folder, ledger or disk has a fault, or too many rounds have failed there",
     "late": "its reply-after is too long for the round-timeout",
+    "failed": "its reply-after is too short",
     "internal": "an unexpected error, or another version of this package",
 }
 

@@ -167,8 +167,8 @@ def in_blocks(values):
 def variance_for_deviation(monkeypatch):
     """Use sigma squared, in real units, in place of sigma."""
 
-    def release(bounded, noise, *, name):
-        sent = releases.release(bounded, noise, name=name)
+    def release(bounded, noise, **names):
+        sent = releases.release(bounded, noise, **names)
         noisy = bounded.total + (noise.integers(len(bounded.total)) * bounded.sigma).astype(int)
         return replay([(noisy * bounded.grid).astype(np.float32)], sent.events)
 
@@ -208,8 +208,8 @@ def with_seed(*parts):
 def half_the_sensitivity(monkeypatch):
     """State half of the actual sensitivity in the event."""
 
-    def release(bounded, noise, *, name):
-        sent = releases.release(bounded, noise, name=name)
+    def release(bounded, noise, **names):
+        sent = releases.release(bounded, noise, **names)
         event = replace(sent.events[0], sensitivity=sent.events[0].sensitivity / 2)
         return Release(sent.arrays, (event,))
 

@@ -113,7 +113,3 @@ def test_the_average_of_sites_understates_what_the_first_site_lost():
     assert rho.ratio > 9
     # Exact: the delta of site 1's values alone at the epsilon claimed for all sites.
     assert delta.measured > 1000 * delta.claimed
-
-
-def test_a_variance_used_as_a_standard_deviation_costs_more():
-    assert [row.ratio for row in script.standard_deviation()] == pytest.approx([1.25, 125])

@@ -11,7 +11,7 @@ import pytest
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import DataError
-from simulation.paper import convergence, datasets, measures, page, published
+from simulation.paper import datasets, measures, page, published
 from simulation.paper.__main__ import EXPERIMENTS, main, run, wanted
 from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, QUICK, Plan
@@ -75,14 +75,6 @@ def test_a_fit_is_made_once_with_all_that_anybody_measures_of_it():
     found = Results({jobs[JOB]: Result({"fit": 1.0}, 0.0)})
     assert found.complete([JOB, scored, told])
     assert other not in found
-
-
-def test_what_is_asked_for_alone_is_the_same_fit_as_in_the_whole():
-    """So --only finds the fits of a whole run, and a whole run finds those of --only."""
-    for plan in (QUICK, FULL):
-        everything = wanted(plan, [*EXPERIMENTS])
-        assert len({job.fit for job in everything}) == len(everything)
-        assert {job for name in EXPERIMENTS for job in wanted(plan, [name])} == set(everything)
 
 
 def test_a_stored_result_comes_back(tmp_path):
@@ -223,19 +215,6 @@ def test_a_predictor_is_scored_on_patients_it_was_not_trained_on(small):
     rng = np.random.default_rng(2)
     noise = [rng.random((len(site), 80)) for site in small.sites]
     assert abs(np.mean(measures.death_scores(noise, small, 8)["overall"]) - 0.5) < 0.08
-
-
-def test_rounds_needed_is_where_the_error_is_near_its_lowest():
-    def result(errors):
-        trace = [{"round": n, "all_cells": error} for n, error in enumerate(errors, start=1)]
-        return Result({"trace": trace}, 0.0)
-
-    assert convergence.rounds_needed(result([3.0, 2.0, 1.015, 1.0, 1.0])) == 3
-    assert convergence.rounds_needed(result([1.0, 2.0])) == 1
-    settled, still_falling = result([3.0, 2.0, 1.015, 1.0, 1.0]), result([3.0, 2.0, 1.0])
-    assert convergence.needed_text([settled, settled]) == "3"
-    assert convergence.needed_text([still_falling]) == "not in 3"
-    assert convergence.needed_text([result([1.0])]) == "1"  # patient mode has one model
 
 
 def traffic_job(system, rank=10):

@@ -10,7 +10,6 @@ import pytest
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import SyntheticSettings, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
@@ -23,7 +22,6 @@ from simulation.studies import (
     one_patient_time,
     peers,
     real_data,
-    roll_up,
     secure,
     shared_fit,
     slow_site,
@@ -157,38 +155,6 @@ def _named(name: str, patients: list[str], site: str = "north") -> Cohort:
     tensor = SparseTensor.from_coo(cells, counts, (len(patients), 1, 1))
     lists = (Vocabulary("a", ("x",)), Vocabulary("b", ("y",)))
     return Cohort(name, (SiteData(site, tensor, lists, patients=tuple(patients)),))
-
-
-def test_a_roll_up_is_judged_on_the_patients_whom_all_ways_hold() -> None:
-    ways = {"one": _named("1", ["1", "2", "4"]), "two": _named("2", ["4", "1", "3"])}
-    found = roll_up.of_the_same(ways)
-    for cohort in found.values():
-        (site,) = cohort.sites
-        assert site.patients == ("1", "4")
-        assert site.tensor.values.tolist() == [2, 5]
-    for other in (_named("2", ["1"], "south"), _named("2", ["3"])):
-        with pytest.raises(SettingsError, match="no patient of the site north is in all of them"):
-            roll_up.of_the_same({"one": _named("1", ["1", "2"]), "two": other})
-
-
-def test_the_study_of_roll_ups_prints_a_row_for_each_way_and_model(tmp_path: Path, capsys) -> None:
-    synthetic(CLEAR).save(tmp_path / "as-they-are")
-    synthetic(CLEAR).select_codes([np.arange(20, dtype=np.int32)] * 2).save(tmp_path / "fewer")
-    ways = [f"{way}={tmp_path / way}" for way in ("as-they-are", "fewer")]
-    asked = ["--rank", "4", "--seeds", "1", "--references", "2", "--epsilons", "inf", "0.01"]
-    roll_up.main([*ways, *asked])
-    head, _, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "patients: as-they-are 600, fewer 600; in all 600; R = 4"
-    found = cells_of(rows)
-    kinds = ["ceiling", "null", "epsilon inf", "epsilon 0.01"]
-    assert [(row[0], row[2]) for row in found] == [
-        (way, kind) for way in ("as-they-are", "fewer") for kind in kinds
-    ]
-    assert [row[5] for row in found[:4]] == ["", "", "1 of 1", "0 of 1"]
-    assert [row[1] for row in found[3:5]] == ["30x40", "20x20"]
-    with pytest.raises(SystemExit):
-        roll_up.main([ways[0], *asked])
-    assert "need two or more of WAY=FOLDER" in capsys.readouterr().err
 
 
 def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Path, capsys) -> None:
