@@ -57,8 +57,8 @@ def test_no_patient_has_a_phenotype_of_zeros(sizes):
 
 
 def test_values_are_scaled_before_they_are_truncated():
-    one = as_tensor(np.ones((1, 1, 1, 1)))  # of three codes, each 3.5 / sqrt(3) = 2.02 grid units
-    assert code_counts(one, sigma=SIGMA / 3.5).total.tolist() == [2, 2, 2]
+    found = code_counts(as_tensor(np.ones((1, 1, 1, 1))), sigma=SIGMA / 3.5)
+    assert found.total.tolist() == [2, 2, 2]  # 3.5 / sqrt(3) = 2.02
 
 
 # --- Slow references: one patient's part, in real units -------------------------------------------
