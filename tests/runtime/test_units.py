@@ -98,6 +98,7 @@ found = {{
     "AF_INET6": said(make, "AF_INET6"), "AF_UNIX": said(make, "AF_UNIX"),
     "node": said(os.listdir, "/srv/dpfact/node"), "site": said(os.listdir, "/srv/dpfact/site"),
     "home": said(os.listdir, "/home"), "etc": said(open, "/etc/probe", "w"),
+    "settings": said(open, "/srv/dpfact/site/north.toml", "a"),
 }}
 found["hungry"] = subprocess.run(
     [sys.executable, "-c", "x = []\\nwhile len(x) < 400: x.append(b'1' * 2**20)"]
@@ -164,6 +165,8 @@ def started(tmp_path):
     for name, user in USERS.items():
         (own / name).mkdir(mode=0o700, parents=True)
         os.chown(own / name, user, user)
+        (own / name / "north.toml").touch()
+        os.chown(own / name / "north.toml", user, user)
     (own / "probe.py").write_text(PROBE)
     with machine(tmp_path, units) as outside:
         yield own, outside
@@ -181,10 +184,11 @@ def test_systemd_gives_the_executor_the_data_and_no_network_and_starts_it_again(
     assert (site["here"], site["elsewhere"]) == ("done", "TimeoutError")
     assert (node["AF_UNIX"], site["AF_UNIX"], site["AF_INET6"]) == ("done", "OSError", "OSError")
     assert (node["site"], site["node"]) == ("PermissionError", "PermissionError")
+    assert site["settings"] == "OSError"  # its unit may only read them
     assert site["core"] == 0
     for each in (node, site):
-        assert each["no new privileges"]
-        assert (each["home"], each["etc"]) == ("PermissionError", "OSError")
+        assert (each["no new privileges"], each["home"]) == (True, "PermissionError")
+        assert each["etc"] == "OSError"
         assert each["hungry"] == -signal.SIGKILL  # the unit's own process survived
     (hospital / "site" / "found").unlink()
     os.kill(descendant(outside, "probe.py /srv/dpfact/site"), signal.SIGKILL)

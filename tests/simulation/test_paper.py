@@ -77,17 +77,6 @@ def test_a_fit_is_made_once_with_all_that_anybody_measures_of_it():
     assert other not in found
 
 
-def test_a_stored_result_comes_back(tmp_path):
-    store = Store(tmp_path)
-    assert store.load(JOB) is None
-    shared = (np.ones((3, 2), np.float32), np.zeros((4, 2), np.float32))
-    store.save(JOB, Result({"fit": 0.25}, 1.5, shared))
-    found = store.load(JOB)
-    assert (found.values, found.seconds) == ({"fit": 0.25}, 1.5)
-    assert_bits(found.shared, shared)
-    assert store.load(replace(JOB, seed=1)) is None
-
-
 def test_the_whole_evaluation_repeats_and_goes_on(folder, tmp_path, capsys):
     """Two runs give the same values, an interrupted run continues, and the page has every table."""
     plan = TINY.on(str(folder))
