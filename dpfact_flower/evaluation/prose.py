@@ -201,8 +201,8 @@ def rate(
     if association.rate == "hidden":
         return f"hidden, because the rate would reveal a small count{of_all}"
     if not isinstance(association.rate, float) or association.rate_interval is None:
-        below = f", below {percent(tables.SMALL / owners)}" if owners else ""
-        return f"fewer than ten{below}{of_all}"
+        most = math.ceil(1000 * (tables.SMALL - 1) / owners) / 10 if owners else 100
+        return f"fewer than ten{f', at most {most} %' * (most < 100)}{of_all}"
     low, high = (f"{100 * end:.1f}" for end in association.rate_interval)
     return f"{percent(association.rate)} (95 % interval {low} to {high} %){of_all}"
 

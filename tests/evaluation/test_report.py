@@ -314,9 +314,9 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
     died = "Death: 20.0 % (95 % interval 15.0 to 26.0 %); among all patients 25.0 %."
     assert died in cards[1]
-    assert "Back in a week: fewer than ten, below 30.8 %; among all patients 50.0 %." in cards[1]
+    assert "Back in a week: fewer than ten, at most 27.7 %; among all patients 50.0 %." in cards[1]
     for number in (2, 3):
-        assert "Death: fewer than ten, below 30.8 %; among all patients 25.0 %." in cards[number]
+        assert "Death: fewer than ten, at most 27.7 %; among all patients 25.0 %." in cards[number]
     assert "Fewer than ten patients. Not checked" in cards[4]
     overview = page.rows("phenotypes")[1:]
     assert "12.5 % 20.0 % (15.0–26.0)" in overview[0]
