@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
 
 from dpfact_flower.estimation import surrogate_fit
-from dpfact_flower.estimation.pair_fit import fit_pairs, matrices_of
-from dpfact_flower.estimation.start import random_model
+from dpfact_flower.estimation.pair_fit import fit_pairs, matrices_of, summed
+from dpfact_flower.estimation.start import positive_columns, random_model
 from dpfact_flower.estimation.surrogates import likely_pairs, mean_codes, surrogate_patients
 from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
@@ -29,17 +29,17 @@ _SURROGATES = 10_000
 _MOST_CELLS = 16.0
 """Maximum number of cells in a typical surrogate patient. If real patients have more cells,
 surrogates get fewer codes in every mode."""
-_STEEP, _MIDDLE = 6.5, 2.7
-"""Slope and offset of the logistic curve that maps `returns` to the chance of absence in other
+_SLOPE, _OFFSET = 6.5, 2.7
+"""Numbers in the logistic curve that maps `mean_similarity` to the chance of absence in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, _EVEN = 4.0, 0.5
-"""Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
-patient has more cells than the first limit, the second limit is their minimum chance of absence."""
+"""Of two phenotypes that are `alike`, one may be part of the other. If a typical patient has more
+than `_MANY_CELLS` cells, the chance of absence of such phenotypes is at least `_EVEN`."""
 _USUAL = 0.35
-"""Share of absent phenotypes for which the curve holds. It was chosen on the same quarters."""
+"""Share of absent phenotypes for which the curve holds, chosen on the same quarters of cohorts."""
 _CLEAR = 0.75
-"""Minimum share of `fits` in which a phenotype must be more similar than by chance. Otherwise, its
-codes may be merely frequent, and its minimum chance of absence is `_EVEN`."""
+"""A phenotype must match at least this share of `fits` better than by chance. Otherwise, its codes
+may be merely frequent, and its chance of absence is at least `_EVEN`."""
 _ITERATIONS, _PASSES = 20, 30
 """Number of iterations in a fit to one of the `halves`, and of solver passes in a fit to patients
 drawn from it."""
@@ -49,7 +49,7 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
     """Return a typical patient's estimated number of codes per mode, or [] if it is unknown."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
-    counts = mean_codes(matrices_of([_sum(releases)], sum(sizes))[:, 0], sizes)
+    counts = mean_codes(matrices_of([summed(releases)], sum(sizes))[:, 0], sizes)
     return counts if math.isfinite(math.prod(counts)) else []
 
 
@@ -61,7 +61,7 @@ def halves(
     `noise` is the standard deviation of the noise in each value of P and in each entry of a half.
     (Adding z multiplies the noise by sqrt(2), and `matrices_of` divides all values by sqrt(2).)
     """
-    total = _sum(releases)
+    total = summed(releases)
     for _ in range(SPLITS):
         fresh = noise * rng.standard_normal(total.shape)
         for half in (total + fresh, total - fresh):
@@ -96,7 +96,7 @@ def fitted_to_halves(
 
     def fitted(seeded: tuple[NDArray[np.float32], np.random.Generator]) -> Factors:
         half, own = seeded
-        begun = surrogate_fit.unit_columns([own.random((size, rank)) for size in sizes])
+        begun = positive_columns([own.random((size, rank)) for size in sizes])
         patients = half_patients(half, noise, counts, sizes, rank, own)
         if not patients.nnz:
             return begun
@@ -110,25 +110,21 @@ def fitted_to_halves(
     return tuple(np.stack(factors) for factors in zip(*models, strict=True))
 
 
-def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
-    return np.asarray(np.sum(releases, axis=0, dtype=np.float64))
-
-
-def returns(factors: Factors, fits: Factors) -> Floats:
+def mean_similarity(factors: Factors, fits: Factors) -> Floats:
     """Return each phenotype's mean similarity (0 to 1) to the matching phenotypes in `fits`.
 
     `fits` contains the factors fitted to all `halves`: one array per mode, of shape (fits, codes,
     phenotypes). The similarity of two phenotypes is the product of their cosines over all modes.
     """
-    return np.asarray(_likeness(factors, fits).mean(axis=0))
+    return np.asarray(_similarities(factors, fits).mean(axis=0))
 
 
-def _likeness(factors: Factors, fits: Factors) -> Floats:
-    found = np.zeros((len(fits[0]), factors[0].shape[1]))
-    for likeness, *fitted in zip(found, *fits, strict=True):
+def _similarities(factors: Factors, fits: Factors) -> Floats:
+    similarities = np.zeros((len(fits[0]), factors[0].shape[1]))
+    for row, *fitted in zip(similarities, *fits, strict=True):
         match = match_columns(factors, fitted)
-        likeness[match.estimate] = match.cosines
-    return found
+        row[match.estimate] = match.cosines
+    return similarities
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
@@ -146,9 +142,9 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
-    See `returns` for `fits`. `cells` is a typical patient's number of cells. The chance is at least
-    one half for phenotypes whose codes may be merely frequent (see `_CLEAR`) and, if `cells`
-    exceeds `_MANY_CELLS`, for similar phenotypes (see `alike`).
+    See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The chance is
+    at least one half for phenotypes whose codes may be merely frequent (see `_CLEAR`) and, if
+    `cells` exceeds `_MANY_CELLS`, for similar phenotypes (see `alike`).
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -156,13 +152,13 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
         chance[doubted] = np.maximum(chance[doubted], _EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
         by_chance = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
-        is_clear = (_likeness(factors, fits) > by_chance).mean(axis=0) >= _CLEAR
+        is_clear = (_similarities(factors, fits) > by_chance).mean(axis=0) >= _CLEAR
         least = np.where(is_clear, 0.0, _EVEN)
     return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 
 
 def _chance(factors: Factors, fits: Factors) -> Floats:
-    return np.asarray(1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE)))
+    return np.asarray(1 / (1 + np.exp(_SLOPE * mean_similarity(factors, fits) - _OFFSET)))
 
 
 def _for_share(chance: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Use the sites' code counts to choose the codes that a run keeps."""
+"""Choose how many codes a run keeps in each mode, and which ones, given noisy code counts."""
 
 from collections.abc import Sequence
 
@@ -31,15 +31,17 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes per mode to pair in a start without noise, or () for all codes.
+    """Return how many codes per mode to pair in a start without noise, or () for all codes."""
+    return divided_equally(_FREQUENT, sizes) if sum(sizes) > _MOST_PAIRED else ()
 
-    If there are more than `_MOST_PAIRED` codes, `_FREQUENT` codes are divided equally among the
-    modes. If a mode has fewer codes than its share, the other modes get more.
+
+def divided_equally(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Divide a number of codes equally among the modes, whose numbers of codes are `sizes`.
+
+    If a mode has fewer codes than its share, the other modes get more.
     """
-    if sum(sizes) <= _MOST_PAIRED:
-        return ()
-    left, kept = _FREQUENT, [0] * len(sizes)
+    left, kept = total, [0] * len(sizes)
     for modes, mode in zip(range(len(sizes), 0, -1), np.argsort(sizes, kind="stable"), strict=True):
-        kept[mode] = min(sizes[mode], max(left // modes, 1))
+        kept[mode] = min(sizes[mode], left // modes)
         left -= kept[mode]
     return tuple(kept)

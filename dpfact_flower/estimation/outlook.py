@@ -7,6 +7,7 @@ chance depends only on the run's strength.
 import math
 from typing import Literal, NamedTuple
 
+from dpfact_flower.estimation.codes import divided_equally
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
 from dpfact_flower.privacy.patient.plan import BYTES_A_VALUE, PatientPlan
 from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH, Facts, chance_of
@@ -21,7 +22,7 @@ _MANY_CODES = 2_000
 """Number of codes in all modes above which `Needs.codes` proposes to keep fewer."""
 _APART = 20
 """Number of sites above which the start is fitted to sums over groups of sites."""
-_REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
+_REPLY_BYTES, _APART_BYTES, _WORKING_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for each site's reply, for each site or group to which
 candidates are fitted, and for working matrices."""
 _SURROGATE_BYTES = 80_000_000
@@ -107,7 +108,7 @@ def needs_of(plan: PatientPlan) -> Needs:
         slots, bits, learned = facts.sharing.slots, _MASKED_BITS, facts.sharing.slots
     every = plan.releases[0].kind != "codes"
     values, apart = strict_size(sum(facts.sizes)), min(learned, _APART)
-    each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
+    each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _WORKING_BYTES
     return Needs(
         memory=BYTES_A_VALUE * max(counts) * slots,
         server=max(values * each, _SURROGATE_BYTES) if facts.sites else 0,
@@ -144,12 +145,8 @@ def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a `codes` setting for up to `most` codes in total. Small modes keep every code."""
-    left, positions = most, dict.fromkeys(range(len(sizes)), 0)
-    for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
-        positions[mode] = min(sizes[mode], left // (len(sizes) - place))
-        left -= positions[mode]
-    return "x".join(str(positions[mode]) for mode in range(len(sizes)))
+    """Return a `codes` setting that keeps up to `most` codes in total."""
+    return "x".join(map(str, divided_equally(most, sizes)))
 
 
 def _sentence(

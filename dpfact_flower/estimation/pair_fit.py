@@ -44,6 +44,11 @@ def matrices_of(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> 
     return sites
 
 
+def summed(releases: Sequence[NDArray[Any]]) -> Floats:
+    """Return the sum of the sites' releases in float64."""
+    return np.asarray(sum(releases, np.zeros(releases[0].shape)))
+
+
 def times(sites: Sites, F: Floats) -> Sites:
     """Return ``P_t F`` for every site, shape (sites, codes, phenotypes)."""
     codes, count, _ = sites.shape

@@ -88,9 +88,14 @@ def start_factors(
         sites = matrices_of(packed, codes)
         threshold = _THRESHOLD * noise
         fitted = fit_pairs(sites, best, threshold=threshold, iterations=_LAST, settled=_SETTLED)
-    parts = np.split(_restore_empty(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
-    factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
-    return Start(factors, fitted.d * roots[:, None], fitted.F)
+    parts = np.split(_restore_empty(fitted, best).F, np.cumsum(sizes)[:-1])
+    return Start(positive_columns(parts), fitted.d * roots[:, None], fitted.F)
+
+
+def positive_columns(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
+    """Make all entries positive, and scale each column to norm 1."""
+    positive = [factor.astype(np.float64) + _LEAST for factor in factors]
+    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
@@ -143,11 +148,11 @@ def _best_candidate(
     candidates = _candidates(seen, rank, noise)
     rngs = rng.spawn(len(candidates))
     seeded = [partial(begin, own) for begin, own in zip(candidates, rngs, strict=True)]
-    found = [each for each in in_order(judged, seeded) if each]
-    best, score = max(found, key=lambda each: each[1])  # the first of equal scores
+    fits = [fit for fit in in_order(judged, seeded) if fit]
+    best, score = max(fits, key=lambda fit: fit[1])  # the first of equal scores
     _logger.info(
         "start: best of %d candidates; explains %.6g of held-out data, the others %s",
-        len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
+        len(fits), score, ", ".join(f"{other:.6g}" for _, other in fits if other < score),
     )  # fmt: skip
     return best
 
@@ -223,7 +228,7 @@ def greedy_init(
 ) -> Model:
     """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits the residual.
 
-    Return between one and `most` dissimilar factors, best first. For `threshold`, see `fit`.
+    Return between one and `most` dissimilar factors, best first. For `threshold`, see `fit_pairs`.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -252,9 +257,9 @@ def _power_iterations(
         F /= np.maximum(np.linalg.norm(F, axis=0), TINY)
         products = residual_times(sites, model, F)
         if step > 0:
-            usage = np.maximum(np.einsum("tjm,jm->tm", products, F), 0) / _beside(F)
+            usage = np.maximum(np.einsum("tjm,jm->tm", products, F), 0) / _off_diagonal(F)
         energy = np.square(usage).sum(axis=0)
-        gain = energy * _beside(F)
+        gain = energy * _off_diagonal(F)
         if step == _POWER or np.abs(gain - before).max() <= _POWER_SETTLED * gain.max():
             break
         before = gain
@@ -276,6 +281,6 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
     return products
 
 
-def _beside(F: Floats) -> Floats:
+def _off_diagonal(F: Floats) -> Floats:
     """For each column f of F (norm 1), return the squared norm of f f^T off the diagonal."""
     return np.asarray(np.maximum(1 - np.square(F * F).sum(axis=0), 1e-3))

@@ -6,12 +6,11 @@ The server draws surrogate patients from released counts, so the fits have no pr
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.start import Start
+from dpfact_flower.estimation.start import Start, positive_columns
 from dpfact_flower.estimation.surrogates import surrogates_of
 from dpfact_flower.machine.threads import in_order
 from dpfact_flower.settings import SolverSettings
@@ -26,8 +25,6 @@ _PASSES = 40
 """Number of solver passes in a fit."""
 _NORM = 2.0
 """Norm of initial columns for likelihoods. Norm 1 gave worse fits to Diabetes-130 and NHDS."""
-_LEAST = 1e-6
-"""Value added to every entry of a factor, so that no column contains only zeros."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
 """Number of random initial factors tried besides the start: for squared errors, for likelihoods."""
 LEAST_SQUARES = SolverSettings(gamma=0.0)
@@ -58,7 +55,7 @@ def fitted_to_surrogates(
     shapes = [factor.shape for factor in start.factors]
     beginnings = [start.factors]
     number = _RANDOM if squared else _RANDOM_OF_LIKELIHOOD
-    beginnings += [unit_columns([rng.random(shape) for shape in shapes]) for _ in range(number)]
+    beginnings += [positive_columns([rng.random(shape) for shape in shapes]) for _ in range(number)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
     fits = list(in_order(lambda initial: fit_factors(few, *initial, by), seeded))
     best, explained = max(fits, key=lambda fitted: fitted[1])  # the first, if several are equal
@@ -97,10 +94,4 @@ def fit_factors(
         initial = _lengthened(tensor, patients, factors)
     result = solve(tensor, initial, initial[1:], replace(by, rank=rank, tau=passes), rng)
     nothing = loss.of_nothing(tensor)
-    return unit_columns(result.factors[1:]), 1 - result.objective[-1] / nothing
-
-
-def unit_columns(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
-    """Return positive factors with columns of norm 1."""
-    positive = [factor.astype(np.float64) + _LEAST for factor in factors]
-    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
+    return positive_columns(result.factors[1:]), 1 - result.objective[-1] / nothing

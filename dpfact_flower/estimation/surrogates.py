@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.pair_fit import TINY, matrices_of
+from dpfact_flower.estimation.pair_fit import TINY, matrices_of, summed
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
@@ -49,7 +49,7 @@ def surrogates_of(
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return None
-    total = matrices_of([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
+    total = matrices_of([summed(releases)], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)
     counts = mean_codes(total, sizes)
     most = mean_codes(total, sizes, raised=_DEVIATIONS * noise)

@@ -7,7 +7,7 @@ import pytest
 
 from dpfact_flower.estimation import surrogate_fit as module
 from dpfact_flower.estimation.certainty import false_discovery, fitted_to_halves, typical_counts
-from dpfact_flower.estimation.start import Start, start_factors
+from dpfact_flower.estimation.start import Start, positive_columns, start_factors
 from dpfact_flower.estimation.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.settings import SolverSettings
@@ -157,7 +157,7 @@ def test_the_loss_of_the_counts_finds_what_is_planted_better_than_least_squares(
     patients = module.solver_input(poisson_patients(3000, 1), 3000, by)
     for seed in (0, 1):
         rng = np.random.default_rng(seed)
-        begun = module.unit_columns([rng.random((25, 4)) for _ in range(2)])
+        begun = positive_columns([rng.random((25, 4)) for _ in range(2)])
         (_, before), (found, after) = (
             module.fit_factors(patients, begun, rng, by, passes) for passes in (2, 40)
         )
@@ -169,7 +169,7 @@ def test_the_loss_of_the_counts_finds_what_is_planted_better_than_least_squares(
 def test_least_squares_are_not_drawn_to_the_start():
     rng = np.random.default_rng(2)
     tensor = as_tensor(np.einsum("i,j,k->ijk", *(rng.random(size) for size in (20, 5, 6))))
-    begun = module.unit_columns([rng.random((size, 1)) for size in (5, 6)])
+    begun = positive_columns([rng.random((size, 1)) for size in (5, 6)])
     _, share = module.fit_factors(tensor, begun, rng, fit_settings(SolverSettings()))
     assert share > 0.9999
 
