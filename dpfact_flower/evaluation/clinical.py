@@ -50,13 +50,13 @@ class Classification:
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """Each mode's groups of at least two codes, and a mask of their codes, (groups, codes)."""
-        found = []
+        """For each mode, the groups of at least two codes, and a mask of shape (groups, codes)."""
+        modes = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
             names = [group for group, count in counts.items() if count > 1]
-            found.append((names, np.array(names, str)[:, None] == np.array(groups)))
-        return found
+            modes.append((names, np.array(names, str)[:, None] == np.array(groups)))
+        return modes
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
     """Return the model's clinical measures under each of the `classifications`."""
     factors = tuple(unit_columns(factor.astype(np.float64)) for factor in model.factors)
     lists = model.vocabularies
-    return tuple(_measured(factors, lists, known) for known in classifications(lists))
+    return tuple(_measured(factors, lists, groups) for groups in classifications(lists))
 
 
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
@@ -117,33 +117,35 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
     A CCS grouping omits a truncated code such as 428 if the codes 428.x have different groups.
     """
     groups: dict[str, list[Iterable[str]]] = {
-        BODY_SYSTEMS: [body_systems(own.name, own.codes) for own in vocabularies]
+        BODY_SYSTEMS: [body_systems(codes.name, codes.codes) for codes in vocabularies]
     }
     with suppress(MissingDependencyError):
         grouping = ccs(unanimous=True)
-        groups[CCS] = [_ccs_groups(own, grouping) for own in vocabularies]
+        groups[CCS] = [_ccs_groups(codes, grouping) for codes in vocabularies]
     for name, of_modes in groups.items():
-        found = Classification(name, tuple(map(tuple, of_modes)))
-        if any(len(names) > 1 for names, _ in found.tested):
-            yield found
+        classification = Classification(name, tuple(map(tuple, of_modes)))
+        if any(len(names) > 1 for names, _ in classification.tested):
+            yield classification
 
 
 def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> Iterator[str]:
     of_codes = systems(vocabulary.name, vocabulary.codes)
     for system, code in zip(of_codes, vocabulary.codes, strict=True):
         is_diagnosis = system in ("icd9cm", "icd10cm")
-        found = grouping(system[3:-2], split_code(code)[1]) if is_diagnosis else []
-        yield found[0][0] if found else ""
+        groups = grouping(system[3:-2], split_code(code)[1]) if is_diagnosis else []
+        yield groups[0][0] if groups else ""
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
     """Return a phenotype's significantly enriched body system and disease group ("" for none)."""
-    found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
-    own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
-    return [each.group if each and each.is_about else "" for each in own]
+    found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
+    ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
+    return [
+        enrichment.group if enrichment and enrichment.is_about else "" for enrichment in ordered
+    ]
 
 
-def dealt(model: Matrices, rng: np.random.Generator) -> Matrices:
+def shuffled(model: Matrices, rng: np.random.Generator) -> Matrices:
     """Return a model in which each code's weights are shuffled among the phenotypes."""
     return tuple(rng.permuted(factor, axis=1) for factor in model)
 
@@ -158,12 +160,15 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def enrichments(
-    features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary], known: Classification
+    features: Sequence[NDArray[Any]],
+    vocabularies: Sequence[Vocabulary],
+    classification: Classification,
 ) -> tuple[Enrichment, ...]:
     """Return each phenotype's most enriched group, over all modes."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
-    for mode, ((groups, members), chosen) in enumerate(zip(known.tested, leading, strict=True)):
+    tested = zip(classification.tested, leading, strict=True)
+    for mode, ((groups, members), chosen) in enumerate(tested):
         hits, sizes = members.astype(np.int64) @ chosen, members.sum(axis=1, keepdims=True)
         p_values.append(hypergeom.sf(hits - 1, len(chosen), sizes, chosen.sum(axis=0)))
         places += [(mode, *group) for group in zip(groups, members, strict=True)]
@@ -173,12 +178,12 @@ def enrichments(
     q_values = false_discovery_control(least)
     for r, at in enumerate(tests.argmin(axis=0)):
         mode, group, members = places[at]
-        own, chosen = vocabularies[mode], leading[mode][:, r]
-        codes = tuple(own.codes[c] for c in np.flatnonzero(members & chosen))
+        vocabulary, chosen = vocabularies[mode], leading[mode][:, r]
+        codes = tuple(vocabulary.codes[c] for c in np.flatnonzero(members & chosen))
         many, p, q = int(chosen.sum()), float(least[r]), float(q_values[r])
         system, colon, _ = group.partition(":")
         name = (name_of(system, group) if colon else None) or group
-        found.append(Enrichment(r + 1, own.name, name, codes, many, p, q))
+        found.append(Enrichment(r + 1, vocabulary.name, name, codes, many, p, q))
     return tuple(found)
 
 
@@ -200,20 +205,20 @@ def known_pairs(features: Sequence[NDArray[Any]], classification: Classification
 
 
 def _measured(
-    model: Matrices, vocabularies: Sequence[Vocabulary], known: Classification
+    model: Matrices, lists: Sequence[Vocabulary], classification: Classification
 ) -> ClinicalMeasures:
     rng = np.random.default_rng(0)
-    others = [dealt(model, rng) for _ in range(DRAWS)]
-    about = [sum(e.is_about for e in enrichments(each, vocabularies, known)) for each in others]
-    modes = [groups for groups in known.groups if any(groups)]
+    others = [shuffled(model, rng) for _ in range(DRAWS)]
+    about = [sum(e.is_about for e in enrichments(m, lists, classification)) for m in others]
+    modes = [groups for groups in classification.groups if any(groups)]
     return ClinicalMeasures(
-        known.name,
+        classification.name,
         sum(map(len, modes)),
         sum(bool(group) for groups in modes for group in groups),
-        enrichments(model, vocabularies, known),
+        enrichments(model, lists, classification),
         float(np.mean(about)),
-        known_pairs(model, known),
-        float(np.mean([known_pairs(each, known) for each in others])),
+        known_pairs(model, classification),
+        float(np.mean([known_pairs(other, classification) for other in others])),
     )
 
 
@@ -226,8 +231,8 @@ def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor])
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     rng = np.random.default_rng(0)
-    chance = [_mean(dealt(model, rng), patients, together) for _ in range(DRAWS)]
-    return Coherence(_mean(model, patients, together), float(np.mean(chance)))
+    chance = [_mean_npmi(shuffled(model, rng), patients, together) for _ in range(DRAWS)]
+    return Coherence(_mean_npmi(model, patients, together), float(np.mean(chance)))
 
 
 def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
@@ -239,10 +244,10 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     both = together / patients
     alone = np.diag(both)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.log(both / np.outer(alone, alone)) / -np.log(both)
-    found[both == 0] = -1.0
-    found[both == 1] = 1.0
-    return np.asarray(found)
+        values = np.log(both / np.outer(alone, alone)) / -np.log(both)
+    values[both == 0] = -1.0
+    values[both == 1] = 1.0
+    return np.asarray(values)
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
@@ -255,12 +260,12 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
     return patients, reduce(add, products).tocsr()
 
 
-def _mean(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
+def _mean_npmi(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
     """Return the mean coherence of the phenotypes with at least two leading codes."""
     leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
-    found = []
+    means = []
     for codes in map(np.flatnonzero, leading.T):
         if len(codes) > 1:
             square = npmi(together[codes][:, codes].toarray(), patients)
-            found.append(square[np.triu_indices(len(codes), k=1)].mean())
-    return float(np.mean(found)) if found else 0.0
+            means.append(square[np.triu_indices(len(codes), k=1)].mean())
+    return float(np.mean(means)) if means else 0.0

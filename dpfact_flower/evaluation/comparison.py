@@ -4,17 +4,17 @@ A phenotype is unlikely to be due to chance if another run also finds it, with f
 noise or in other data. Comparisons use only run folders, not patients' data.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.finished_run import FinishedRun
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
 from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
@@ -42,11 +42,9 @@ def columns(run: FinishedRun) -> dict[str, str]:
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
     match = measured.fms if measured else None
-    about = {
-        each.classification: f"{each.about} of {model.rank}" for each in clinical_measures(model)
-    }
+    about = {m.classification: f"{m.about} of {model.rank}" for m in clinical_measures(model)}
     first = next((p.overall for p in summary.predictions.values()), None)
-    known = {
+    texts = {
         "data": summary.name,
         "sites": str(summary.sites),
         "patients": errors and f"{sum(site.patients for site in fits):,}",
@@ -69,7 +67,7 @@ def columns(run: FinishedRun) -> dict[str, str]:
         "seconds": f"{sent.seconds:.0f}",
         "seconds of solver": errors and f"{errors.solver_seconds:.1f}",
     }
-    return {header: text or "-" for header, text in known.items()}
+    return {header: text or "-" for header, text in texts.items()}
 
 
 def protection(summary: Summary) -> str:
@@ -165,11 +163,14 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
         if run.uninformative:
             where = f"beside: {other}"
             raise SettingsError(f"{where} learned nothing, so it says nothing about others")
+        if run.model.modes != first.model.modes:
+            modes, needed = (", ".join(each.model.modes) for each in (run, first))
+            raise DataError(f"{other}: its modes are {modes}; need {needed}")
     return tuple(_replication(first, run) for run in runs)
 
 
 def _replication(first: FinishedRun, other: FinishedRun) -> Replication:
-    left, right = _aligned(first, other)
+    left, right = _aligned(first.model, other.model)
     match, chance = match_columns(left, right), chance_cosines(left, right)
     fair = round(FAIR ** len(left), _DIGITS)
     pairs = [
@@ -187,19 +188,16 @@ def _replication(first: FinishedRun, other: FinishedRun) -> Replication:
     return Replication(name, how, first.model.rank, tuple(pairs))
 
 
-def _aligned(first: FinishedRun, other: FinishedRun) -> tuple[Matrices, Matrices]:
-    """Return both models, each with a row for every code found in either model."""
-    ours, theirs = first.model, other.model
-    if ours.modes != theirs.modes:
-        modes, needed = ", ".join(theirs.modes), ", ".join(ours.modes)
-        raise DataError(f"{other.folder}: its modes are {modes}; need {needed}")
-    left: list[NDArray[np.float64]] = []
-    right: list[NDArray[np.float64]] = []
-    lists = zip(ours.factors, ours.vocabularies, theirs.factors, theirs.vocabularies, strict=True)
-    for a, v, b, w in lists:
-        place = {code: i for i, code in enumerate(dict.fromkeys((*v.codes, *w.codes)))}
-        for factor, codes, aligned in ((a, v.codes, left), (b, w.codes, right)):
-            dense = np.zeros((len(place), factor.shape[1]))
-            dense[[place[code] for code in codes]] = factor
-            aligned.append(dense)
-    return tuple(left), tuple(right)
+def _aligned(*models: GlobalModel) -> Iterator[Matrices]:
+    """Yield each model's factors, with a row for every code found in any of the models."""
+    places = []
+    for lists in zip(*(model.vocabularies for model in models), strict=True):
+        codes = dict.fromkeys(code for vocabulary in lists for code in vocabulary.codes)
+        places.append({code: row for row, code in enumerate(codes)})
+    for model in models:
+        factors = []
+        for factor, own, place in zip(model.factors, model.vocabularies, places, strict=True):
+            aligned = np.zeros((len(place), factor.shape[1]))
+            aligned[[place[code] for code in own.codes]] = factor
+            factors.append(aligned)
+        yield tuple(factors)
