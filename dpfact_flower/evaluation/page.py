@@ -120,7 +120,6 @@ _NUMBERS = (
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
     "twenty",
 )  # fmt: skip
-_SMALLEST_P = 0.001
 _OUTCOMES = {"died": "death", "readmitted": "readmission"}
 
 
@@ -153,7 +152,7 @@ def duration(seconds: float) -> str:
 
 def p_value(p: float) -> str:
     """Format a p-value as medical journals do, such as ``p < 0.001``."""
-    return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def odds(coefficient: float) -> str:

@@ -1,8 +1,8 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
 Reports may be shared, so a table hides every count below ten of patients with a phenotype, a code
-or an outcome, and every number from which readers could derive such a count. It shows the number of
-patients of each site.
+or an outcome, and every number from which readers could derive such a count. The number of patients
+at a site is never hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,12 +63,12 @@ def phenotype_table(
         present = scipy.sparse.vstack([mode_presence(site.tensor, mode) for site in sites])
         codes[vocabulary.name] = _codes(vocabulary, factor, present, who)
         carrying &= present @ leading_codes(factor).astype(np.float64) > 0
-    carriers, led, owners = (own.sum(axis=0) for own in (carrying, who & carrying, who))
-    patients, some = len(who), np.count_nonzero(who.any(axis=1))
-    tells_others = len(owners) > 1 and (some - owners < SMALL).any()
+    carriers, both, owners = (mask.sum(axis=0) for mask in (carrying, who & carrying, who))
+    patients, with_any = len(who), np.count_nonzero(who.any(axis=1))
+    tells_others = len(owners) > 1 and (with_any - owners < SMALL).any()
     almost_all = patients - owners < SMALL
     norms = np.linalg.norm(everybody, axis=0)
-    tells = _tells_outside(led, carriers, owners, patients)
+    tells = _tells_outside(both, carriers, owners, patients)
     sizes = {site.name: len(site) for site in sites}
     counts = {site.name: own.sum(axis=0) for site, own in zip(sites, has, strict=True)}
     return PhenotypeTable(
@@ -81,13 +81,13 @@ def phenotype_table(
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
                 by_site=_by_site({name: int(own[r]) for name, own in counts.items()}, sizes),
-                precision=_unless(almost_all[r], _guarded(led[r], owners[r])),
+                precision=_unless(almost_all[r], _guarded(both[r], owners[r])),
                 carriers=_unless(tells[r], _guarded(carriers[r], patients)),
             )
             for r in range(who.shape[1])
         ),
         {name: _rate(label, np.ones(patients, bool)) for name, label in labels.items()},
-        _unless(tells_others, _guarded(patients - some, patients)),
+        _unless(tells_others, _guarded(patients - with_any, patients)),
     )
 
 

@@ -171,27 +171,12 @@ def measure(
     """Return measures and phenotype tables. If the model is uninformative, the tables are empty."""
     watch("measuring", 0.0)
     give_back()  # memory used by the rounds
-    job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
+    solver, features = coordinator.solver, coordinator.factors
     selected = cohort.select_codes(coordinator.rule.selection)
-    loaded = []
-    for whole, site in zip(cohort.sites, selected.sites, strict=True):
-        tag = keyed_hash(sites_folder / whole.name, job, whole.tensor.fingerprint())
-        store = SiteStore(sites_folder, whole.name, job, tag)
-        if any(store.folder.glob("state-*.npz")):
-            loaded.append((site, store))
-    if not loaded:
-        raise StateError(f"{sites_folder}: no site finished a round of this run")
-    sites, stores = zip(*loaded, strict=True)
+    sites, stores = _finished(coordinator.run.job, cohort, selected, sites_folder)
 
     def tensors() -> Iterator[SparseTensor]:
         return (scaled(site.tensor, solver) for site in sites)
-
-    def models() -> Iterator[Factors]:
-        """Yield each site's factors, one site at a time."""
-        for store in stores:
-            state = store.load()
-            assert state is not None  # sites without a state were left out
-            yield state.factors
 
     def fit(of: Factors) -> float:
         return shared_error(tensors(), of, nonnegative=solver.nonnegative).fit
@@ -201,7 +186,7 @@ def measure(
         for site in sites
     ]
     # Sites with a different loss did not minimise the squared error.
-    both = zip(tensors(), models(), strict=True)
+    both = zip(tensors(), _models(stores), strict=True)
     errors = _errors(stores, sites, both) if losses.find(solver.loss).is_squared else None
     fit_shared, fit_frequencies = fit(features), fit(code_frequencies(tensors()))
     is_informative = fit_shared > fit_frequencies
@@ -226,13 +211,37 @@ def measure(
         watch("measuring", 0.8)
         give_back()
         rank = features[0].shape[1]  # with `auto_rank`, a site's own model has more columns
-        own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for m in models()]
+        own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for m in _models(stores)]
         tables = SharedPhenotypes(
             phenotype_table(memberships, features, sites),
             site_usage(own, [site.name for site in sites]),
         )
     watch("measuring", 1.0)
     return measured, tables
+
+
+def _finished(
+    job: str, cohort: Cohort, selected: Cohort, sites_folder: Path
+) -> tuple[list[SiteData], list[SiteStore]]:
+    """Return the data (from `selected`) and the store of each site that finished a round."""
+    sites, stores = [], []
+    for whole, site in zip(cohort.sites, selected.sites, strict=True):
+        tag = keyed_hash(sites_folder / whole.name, job, whole.tensor.fingerprint())
+        store = SiteStore(sites_folder, whole.name, job, tag)
+        if any(store.folder.glob("state-*.npz")):
+            sites.append(site)
+            stores.append(store)
+    if not sites:
+        raise StateError(f"{sites_folder}: no site finished a round of this run")
+    return sites, stores
+
+
+def _models(stores: Iterable[SiteStore]) -> Iterator[Factors]:
+    """Yield each site's factors, one site at a time."""
+    for store in stores:
+        state = store.load()
+        assert state is not None  # `_finished` leaves out sites without a state
+        yield state.factors
 
 
 def shared_error(
