@@ -36,24 +36,14 @@ from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
 """Epsilon that stands for infinity, because its noise is negligible compared with the data."""
+_NAIVE_ROUNDS = 30
 
 
 def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) -> Iterator[Snapshot]:
-    """Run the package's own sites and server on a cohort.
+    """Run the package's own sites and server on a cohort, from the first round.
 
-    Parameters
-    ----------
-    coordinator : Coordinator
-        The server, before its first round.
-    cohort : Cohort
-    own_refit : bool
-        Whether to include patient mode's last round, in which sites fit their own models.
-
-    Yields
-    ------
-    Snapshot
-        After each round in which every site has its own model. In patient mode, this is only the
-        last round.
+    Yield a snapshot after each round in which every site has its own model. In patient mode, this
+    is only the last round, in which sites fit their own models. `own_refit` includes that round.
     """
     released: list[dict[int, Any]] = [{} for _ in cohort.sites]
     kept = [JobState(release=own.get) for own in released]
@@ -124,12 +114,9 @@ def run(
     return coordinator.factors
 
 
-def patient_mode(
-    cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
-) -> Factors:
+def patient_mode(cohort: Cohort, rank: int, epsilon: float, *, seed: int = 0) -> Factors:
     """Run patient mode, whose guarantee is proven for each patient, with planned settings."""
-    patients = sum(site.tensor.n_patients for site in cohort.sites)
-    privacy = PrivacySettings(epsilon=epsilon, delta=delta, patients=patients)
+    privacy = PrivacySettings(epsilon=epsilon, patients=len(cohort))
     return run(cohort, SolverSettings(rank=rank, relative_l21=0.0), privacy, RunSettings(seed=seed))
 
 
@@ -143,11 +130,9 @@ def paper_solver(rank: int, **changes: Any) -> SolverSettings:
     return SolverSettings(rank=rank, solver="psgd", **chosen)
 
 
-def paper_mode(
-    cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
-) -> Factors:
+def paper_mode(cohort: Cohort, rank: int, epsilon: float, *, seed: int = 0) -> Factors:
     """Run DPFact with the paper's noise. Its `epsilon` is claimed for one entry, but not proven."""
-    privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=delta)
+    privacy = PrivacySettings(privacy="paper", epsilon=epsilon)
     rounds = RunSettings(rounds=40, seed=seed, elastic_step=1 / len(cohort.sites))
     return run(cohort, paper_solver(rank), privacy, rounds)
 
@@ -159,25 +144,23 @@ def naive(
     *,
     delta: float = 1e-5,
     seed: int = 0,
-    rounds: int = 30,
-    bound: float = 1.0,
     noise_seed: int | None = None,
 ) -> Factors:
     """Run the paper's scheme, made rigorous by clipping updates and adding enough noise.
 
-    Updates are clipped to the norm `bound`, so one patient changes an update by at most twice the
-    bound, whatever the site computes or stores. The noise covers this change, which proves the
-    guarantee for each patient. A run with a `noise_seed` is repeatable and not private.
+    Updates are clipped to norm 1, so one patient changes an update by at most 2, whatever the site
+    computes or stores. The noise covers this change, which proves the guarantee for each patient. A
+    run with a `noise_seed` is repeatable and not private.
     """
     rng = np.random.default_rng(seed)
-    rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
-    noise = 0.0 if epsilon >= NO_NOISE else sigma_of(rho, 2 * bound)
+    rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / _NAIVE_ROUNDS
+    noise = 0.0 if epsilon >= NO_NOISE else sigma_of(rho, 2.0)
     solver = SolverSettings(rank=rank, tau=3, relative_l21=0.0)
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     anchors = initial_factors(cohort.sites[0].tensor.feature_shape, rank, seed)
     patients = [np.zeros((tensor.n_patients, rank), np.float32) for tensor in tensors]
     source = Noise.from_os() if noise_seed is None else Noise.from_seed(noise_seed)
-    for _ in range(rounds):
+    for _ in range(_NAIVE_ROUNDS):
         moved = [np.zeros(anchor.shape) for anchor in anchors]
         for t, tensor in enumerate(tensors):
             own = replace(solver, gamma=0.05 * tensor.norm_squared() / rank)
@@ -185,7 +168,7 @@ def naive(
             patients[t] = local[0]
             updates = [f.astype(np.float64) - a for f, a in zip(local[1:], anchors, strict=True)]
             length = math.sqrt(sum(float(np.square(update).sum()) for update in updates))
-            weight = min(1.0, bound / max(length, 1e-12))
+            weight = min(1.0, 1.0 / max(length, 1e-12))
             for mode, update in enumerate(updates):
                 moved[mode] += update * weight
                 if noise:

@@ -24,21 +24,13 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A system's state after a round.
+    """A system's state after a round, numbered from 1.
 
-    Attributes
-    ----------
-    round : int
-        Number of the round, from 1.
-    models : tuple of tuples of ndarray
-        Each site's own model: a factor (patients, phenotypes), and one (codes, phenotypes) per
-        feature mode. A centralised system has one model, which is split by site.
-    shared : tuple of ndarray
-        Feature factors shared by all sites.
-    error : SquaredError
-        The paper's accuracy measure: the total error of the sites' own models on their own data.
-    seconds : float
-        Computing time so far, summed over the sites and excluding measurements.
+    `models` has each site's own model: a patient factor, and a factor per feature mode. The one
+    model of a centralised system is split by site. `shared` has the feature factors that all sites
+    share. `error`, the paper's accuracy measure, is the total error of the sites' own models on
+    their own data. `seconds` is the computing time so far, summed over the sites and without
+    measurements.
     """
 
     round: int
@@ -66,16 +58,19 @@ class Snapshot:
 
 def pooled(cohort: Cohort) -> SparseTensor:
     """Return all sites' patients in one tensor, site by site."""
+    return stacked([site.tensor for site in cohort.sites])
+
+
+def stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """Return the patients of all tensors in one tensor, in order."""
     rows, shift = [], 0
-    for site in cohort.sites:
-        indices = site.tensor.indices.astype(np.int64)
+    for tensor in tensors:
+        indices = tensor.indices.astype(np.int64)
         indices[:, 0] += shift
         rows.append(indices)
-        shift += site.tensor.n_patients
-    values = np.concatenate([site.tensor.values for site in cohort.sites])
-    return SparseTensor.from_coo(
-        np.concatenate(rows), values, (shift, *cohort.sites[0].tensor.feature_shape)
-    )
+        shift += tensor.n_patients
+    values = np.concatenate([tensor.values for tensor in tensors])
+    return SparseTensor.from_coo(np.concatenate(rows), values, (shift, *tensors[0].feature_shape))
 
 
 def site_tensors(cohort: Cohort, solver: SolverSettings) -> list[SparseTensor]:

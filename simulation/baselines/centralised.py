@@ -17,22 +17,10 @@ from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors
 def centralised(
     cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int
 ) -> Iterator[Snapshot]:
-    """Fit the pooled patients with `solver.tau` passes per round.
+    """Fit the pooled patients with `solver.tau` passes per round, and yield each round's snapshot.
 
-    Parameters
-    ----------
-    cohort : Cohort
-    solver : SolverSettings
-        Its gamma, relative_elastic, mu and relative_l21 are set to 0, because there is no other
-        site.
-    rounds : int
-    seed : int
-        Public seed of DPFact's initial factors and of the visiting order.
-
-    Yields
-    ------
-    Snapshot
-        After each round.
+    The solver's gamma, relative_elastic, mu and relative_l21 are set to 0, because there is no
+    other site. `seed` is the public seed of DPFact's initial factors and of the visiting order.
     """
     alone = replace(solver, gamma=0.0, relative_elastic=0.0, mu=0.0, relative_l21=0.0)
     tensor, tensors = scaled(pooled(cohort), alone), site_tensors(cohort, alone)

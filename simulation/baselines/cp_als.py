@@ -22,22 +22,8 @@ def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) ->
 
     pyttb does not return its iterates, so each iteration is a call that continues from the previous
     one. This is exact, because an iteration depends only on the columns' directions, which pyttb
-    keeps.
-
-    Parameters
-    ----------
-    cohort : Cohort
-    solver : SolverSettings
-        Only `rank` and `scale` are used.
-    rounds : int
-        Number of iterations.
-    seed : int
-        The public seed of DPFact's initial factors.
-
-    Yields
-    ------
-    Snapshot
-        After each iteration. The patients' factor contains the columns' weights.
+    keeps. Of the solver's settings, only `rank` and `scale` are used. `seed` is the public seed of
+    DPFact's initial factors. In the snapshots, the patients' factor contains the columns' weights.
     """
     tensor, tensors = scaled(pooled(cohort), solver), site_tensors(cohort, solver)
     data = to_pyttb(tensor)

@@ -49,14 +49,8 @@ def site_round(
 ) -> TripState:
     """Compute one round at a site, as described above.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-    state : TripState
-    consensus : tuple of (I_n, R) ndarrays of float32
-        The server's factors, one per feature mode.
-    omega : float
-        The ADMM penalty, above 0 and the same at every site.
+    `consensus` holds the server's factors, one per feature mode. `omega` is the ADMM penalty, which
+    is above 0 and the same at every site.
     """
     multipliers = tuple(
         H + np.float32(omega) * (F - mean)

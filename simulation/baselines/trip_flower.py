@@ -35,22 +35,13 @@ _STATE = "trip"
 
 
 class TripClient(NumPyClient):
-    """A TRIP site.
+    """A TRIP site, whose state is in the run's Flower context.
 
-    Parameters
-    ----------
-    tensor : SparseTensor
-    context : Context
-        Flower's context of this run, which holds the site's state.
-    observe : callable, optional
-        Function called after each round with the site's state and the seconds that the round took.
+    After each round, `observe` is called with the site's state and the seconds that the round took.
     """
 
     def __init__(
-        self,
-        tensor: SparseTensor,
-        context: Context,
-        observe: Callable[[TripState, float], None] | None = None,
+        self, tensor: SparseTensor, context: Context, observe: Callable[[TripState, float], None]
     ) -> None:
         self._tensor, self._context, self._observe = tensor, context, observe
 
@@ -64,8 +55,7 @@ class TripClient(NumPyClient):
             state = site_round(self._tensor, self._load(consensus), consensus, config["omega"])
         seconds = time.perf_counter() - began
         self._context.state[_STATE] = ArrayRecord([*state.features, *state.multipliers])
-        if self._observe is not None:
-            self._observe(state, seconds)
+        self._observe(state, seconds)
         sent = [*state.features, *(state.multipliers if config["multipliers"] else ())]
         return sent, 1, {}
 
@@ -95,21 +85,10 @@ def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
 class Trip(TrainOnlyStrategy):
     """TRIP's server for Flower's Message API.
 
-    A round in which a site fails ends the run, because ADMM needs every site.
-
-    Parameters
-    ----------
-    consensus : tuple of ndarray of float32
-        The initial factors, one per feature mode.
-    omega : float
-        The ADMM penalty, above 0.
-    multipliers : bool
-        Whether sites send their multipliers, as in the published method.
-
-    Attributes
-    ----------
-    records : list of RoundRecord
-        Bytes and seconds of each round, counted as for DPFact.
+    A round in which a site fails ends the run, because ADMM needs every site. `consensus` holds the
+    initial factors, one per feature mode, and `omega` is the ADMM penalty. `multipliers` says
+    whether sites send their multipliers, as in the published method. `records` has the bytes and
+    seconds of each round, counted as for DPFact.
     """
 
     def __init__(self, consensus: Factors, omega: float, *, multipliers: bool = True) -> None:
@@ -145,13 +124,7 @@ class Trip(TrainOnlyStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the sites' replies.
-
-        Raises
-        ------
-        QuorumError
-            If a site failed.
-        """
+        """Average the sites' replies. Raise a `QuorumError` if a site failed."""
         got = self._all_of(server_round, replies)
         modes = len(self.consensus)
         arrays = [tuple(records.read_reply(reply).arrays) for reply in got]
@@ -190,31 +163,17 @@ def trip(
     multipliers: bool = True,
     meter: list[RoundRecord] | None = None,
 ) -> Iterator[Snapshot]:
-    """Run TRIP's server and sites on Flower's messages, in this process.
+    """Run TRIP's server and sites on Flower's messages, and yield a snapshot after each round.
 
-    Parameters
-    ----------
-    cohort : Cohort
-    solver : SolverSettings
-        Only `rank` and `scale` are used.
-    rounds : int
-    seed : int
-        The public seed of DPFact's initial factors.
-    share : float
-        The penalty omega is ``share * ||X||^2 / (T R)``: `share` times the average squared norm of
-        the data per site and phenotype. The problem is not convex, and ADMM converges only if the
-        penalty is large enough. On the synthetic EHR, 0.3 was the best of .05, .3, 1 and 3. On real
-        data, the sites may need a share of 1 to agree.
-    multipliers : bool
-        Whether sites send their multipliers, as in the published method.
-    meter : list, optional
-        List to which each round's record is appended.
+    A site's patient factor is the least-squares solution, given the site's own feature factors. Of
+    the solver's settings, only `rank` and `scale` are used. `seed` is the public seed of DPFact's
+    initial factors. `multipliers` says whether sites send their multipliers, as in the published
+    method. Each round's record is appended to `meter`.
 
-    Yields
-    ------
-    Snapshot
-        After each round. A site's patient factor is the least-squares solution, given the site's
-        own feature factors.
+    The penalty omega is ``share * ||X||^2 / (T R)``: `share` times the average squared norm of the
+    data per site and phenotype. The problem is not convex, and ADMM converges only if the penalty
+    is large enough. On the synthetic EHR, 0.3 was the best of .05, .3, 1 and 3. On real data, the
+    sites may need a share of 1 to agree.
     """
     tensors = site_tensors(cohort, solver)
     consensus = start(cohort, solver, seed)[0][1:]

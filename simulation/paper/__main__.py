@@ -49,22 +49,12 @@ def run(
     processes: int = 1,
     code: str = "",
 ) -> Path:
-    """Compute the missing fits and write the page.
+    """Compute the missing fits of `experiments` (keys of `EXPERIMENTS`), and write the page.
 
-    Parameters
-    ----------
-    plan : Plan
-    experiments : sequence of str
-        Keys of `EXPERIMENTS`.
-    out : Path
-    where : Path or None
-        Path of a second copy of the page, if wanted.
-    limit : int, optional
-        Maximum number of fits to compute in this run. Fits from earlier runs are always shown.
-    processes : int
-        Number of fits to compute at the same time. The results do not depend on it.
-    code : str
-        If given, show the existing fits of the code with this digest. No fit is computed.
+    `where` is the path of a second copy of the page. `limit` is the maximum number of fits to
+    compute in this run. Fits from earlier runs are always shown. `processes` is the number of fits
+    to compute at the same time, which does not affect the results. If `code` is given, show the
+    existing fits of the code with this digest, and compute no fit.
     """
     began = time.perf_counter()
     jobs = wanted(plan, experiments)

@@ -81,10 +81,9 @@ def needed(found: Sequence[Result]) -> tuple[int, bool]:
     return median, median < played or played == 1
 
 
-def needed_text(found: Sequence[Result]) -> str:
+def rounds_text(rounds: int, converged: bool) -> str:
     """Format the result of `needed` for tables."""
-    median, converged = needed(found)
-    return str(median) if converged else f"not in {median}"
+    return str(rounds) if converged else f"not in {rounds}"
 
 
 def section(plan: Plan, results: Results) -> Section:
@@ -202,7 +201,7 @@ def _row(data: Dataset, system: str, found: Sequence[Result]) -> dict[str, Any]:
         "fit": float(np.mean([point["fit"] for point in last])),
         "RMSE shared": float(np.mean([result.values["shared"]["rmse"] for result in found])),
         "FMS planted": None if None in planted else float(np.mean(planted)),
-        "rounds to converge": needed_text(found),
+        "rounds to converge": rounds_text(*needed(found)),
         "seconds": float(np.median([result.seconds for result in found])),
     }
 

@@ -25,21 +25,11 @@ SEARCHED_SEED, REPORTED_SEED = 0, 1
 
 @dataclass(frozen=True)
 class Dataset:
-    """One data set.
+    """A data set that replaces the paper's data set `stands_for`, and the paper's epsilon for it.
 
-    Attributes
-    ----------
-    name : str
-        Name in jobs: a preset, an open data set, or the path of a cohort's folder.
-    title : str
-    epsilon : float
-        The paper's epsilon for the data set that this one replaces.
-    distinct : str or None
-        Site whose patients are unlike those of all other sites.
-    rank : int
-        Number of phenotypes in experiments that do not vary the rank. The paper uses 50.
-    stands_for : str
-        The paper's data set that this one replaces.
+    `name` is the name in jobs: a preset, an open data set, or the path of a cohort's folder. The
+    patients of the site `distinct` are unlike those of all other sites. `rank` is the number of
+    phenotypes in experiments that do not vary the rank. The paper uses 50.
     """
 
     name: str

@@ -41,24 +41,12 @@ _CODE = (
 class Job:
     """The settings that determine the result of one fit.
 
-    Attributes
-    ----------
-    data : str
-        Name of a data set in `datasets`.
-    system : str
-        A key of `systems.SYSTEMS`.
-    rank, rounds, seed : int
-        Patient mode plans its own number of rounds and ignores `rounds`.
-    splits : int
-        Number of splits for predicting death, or 0 if death is not predicted.
-    epsilon, delta : float
-        Privacy parameters of a system with noise. Both are 0 for other systems.
-    relative_l21 : float
-        Relative l2,1 weight of the exact solver, or -1 for the system's own weight.
-    tables : bool
-        Whether the result describes the phenotypes.
-    sites : int
-        Number of sites among which a traffic job divides the data. It is 0 for other jobs.
+    `data` is the name of a data set in `datasets`, and `system` is a key of `systems.SYSTEMS`.
+    Patient mode plans its own number of rounds and ignores `rounds`. `splits` is the number of
+    splits for predicting death, or 0 if death is not predicted. `epsilon` and `delta` are 0 for
+    systems without noise. `relative_l21` is the relative l2,1 weight of the exact solver, or -1 for
+    the system's own weight. `tables` says whether the result describes the phenotypes. `sites` is
+    the number of sites among which a traffic job divides the data, and 0 for other jobs.
     """
 
     data: str
@@ -96,16 +84,9 @@ class Job:
 class Result:
     """The result of a job.
 
-    Attributes
-    ----------
-    values : dict
-        All values that are reproduced exactly if the job is repeated.
-    seconds : float
-        Computing time, excluding measurements.
-    shared : tuple of ndarray of float32
-        Shared feature factors, or an empty tuple if there are none.
-    wall : float
-        Seconds from the beginning to the end of the job.
+    `values` holds all values that are the same if the job is repeated. `seconds` is the computing
+    time without measurements, and `wall` is the time from the beginning to the end of the job.
+    `shared` holds the shared feature factors, if there are any.
     """
 
     values: dict[str, Any]
@@ -124,13 +105,9 @@ def code_digest() -> str:
 
 
 class Store:
-    """Results in a folder, one file per job.
+    """Results in a folder, one file per job. `code` is the digest of the code that computed them.
 
-    Parameters
-    ----------
-    folder : Path
-    code : str, optional
-        Digest of the code that computed the results, by default the current code.
+    By default, this is the current code.
     """
 
     def __init__(self, folder: Path, code: str = "") -> None:

@@ -90,17 +90,10 @@ def death_scores(
     codes: bool = False,
     each_site: bool = True,
 ) -> dict[str, list[float]]:
-    """Return the AUC of each split, for all patients (``overall``) and for each site.
+    """Return the AUC of each split, for all patients (``overall``) and, if wanted, for each site.
 
-    Parameters
-    ----------
-    predictors : sequence of (I_t, p) arrays or sparse arrays
-        One array per site, for all its patients.
-    cohort : Cohort
-    splits : int
-    codes : bool
-        Whether predictors are sparse zeros and ones. Such predictors are not scaled.
-    each_site : bool
+    `predictors` has one array per site, of shape (patients, predictors). If `codes` is true, the
+    predictors are sparse zeros and ones, which are not scaled.
     """
     sites = [site for site in cohort.sites if "died" in site.labels]
     if not predictors or len(sites) < len(cohort.sites) or splits == 0:
@@ -145,14 +138,14 @@ def _scores(sites: Sequence[SiteData], features: Factors) -> list[NDArray[np.flo
     return [scores(site.tensor, features, nonnegative=nonnegative) for site in sites]
 
 
-def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
-    """Return the leading codes of every column by mode, with their descriptions."""
+def codes_of(features: Factors, cohort: Cohort) -> list[dict[str, list[str]]]:
+    """Return the five leading codes of every column by mode, as descriptions or codes."""
     found: list[dict[str, list[str]]] = [{} for _ in range(features[0].shape[1])]
     for vocabulary, factor in zip(cohort.vocabularies, features, strict=True):
         for own, column in zip(found, factor.T, strict=True):
             own[vocabulary.name] = [
                 vocabulary.descriptions[at] or vocabulary.codes[at]
-                for at in np.argsort(-np.abs(column), kind="stable")[:top].tolist()
+                for at in np.argsort(-np.abs(column), kind="stable")[:5].tolist()
                 if column[at] != 0
             ]
     return found

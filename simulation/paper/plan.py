@@ -14,25 +14,15 @@ LARGE = ("paper-icu", "paper-cms")
 class Plan:
     """One variant of the evaluation.
 
-    Attributes
-    ----------
-    name : str
-    seeds, seeds_large : int
-        Numbers of initialisations in the convergence figure, for small and for `LARGE` data sets.
-    rounds, iterations : int
-        Numbers of federated rounds and of CP-ALS iterations.
-    splits : int
-        Number of 60/40 splits for every AUC.
-    ranks : tuple of int
-        Ranks in the prediction table.
-    epsilons : tuple of float
-        Epsilons in the figure of factor match scores.
-    weights : tuple of float
-        Values of `relative-l21` in the figure of column norms.
-    convergence, prediction, epsilon, phenotypes : tuple of str
-        Data sets of each experiment. The column norms use the first data set of `prediction`.
-    starts : int
-        Number of initialisations over which every AUC and every factor match score is averaged.
+    `seeds` and `seeds_large` are the numbers of initialisations in the convergence figure, for
+    small and for `LARGE` data sets. `rounds` and `iterations` are the numbers of federated rounds
+    and of CP-ALS iterations. `splits` is the number of 60/40 splits for every AUC. `ranks` are in
+    the prediction table, `epsilons` in the figure of factor match scores, and `weights` (values of
+    `relative-l21`) in the figure of column norms.
+
+    `convergence`, `prediction`, `epsilon` and `phenotypes` are the data sets of each experiment.
+    The column norms use the first data set of `prediction`. `starts` is the number of
+    initialisations over which every AUC and every factor match score is averaged.
     """
 
     name: str

@@ -31,16 +31,9 @@ def style(system: str, label: str = "") -> dict[str, Any]:
 class Table:
     """A table with a header. Each value is a number, a string or None.
 
-    Attributes
-    ----------
-    name : str
-        Name of the table's files.
-    rows : list of dict
-        Their keys are the columns, in order of appearance.
-    digits : dict
-        Number of decimals by column, on the page and in its CSV file. The default is three.
-    about : str
-        The page's description of the file.
+    `name` is the name of the table's files. The keys of `rows` are the columns, in order of
+    appearance. `digits` maps columns to numbers of decimals, on the page and in the page's CSV
+    file. The default is three. `about` is the page's description of the file.
     """
 
     name: str
@@ -91,17 +84,8 @@ class Table:
 class Section:
     """The page's section about an experiment.
 
-    Attributes
-    ----------
-    title, text : str
-    figures : list of (name, caption, Figure)
-    tables : list of Table
-        Tables whose files the page links to.
-    verdicts : list of Verdict
-    missing : int
-        Number of missing fits.
-    summary : (str, Table) or None
-        Introduction and table for the top of the page.
+    `figures` holds names, captions and figures. The page links to the files of `tables`. `missing`
+    is the number of missing fits. `summary` is an introduction and a table for the top of the page.
     """
 
     title: str
@@ -120,9 +104,9 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
-def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure, list[Any]]:
-    """Return a figure of several panels, at most `columns` per row."""
-    wide = min(count, columns)
+def panels(count: int, *, height: float = 3.2) -> tuple[Figure, list[Any]]:
+    """Return a figure of several panels, at most three per row."""
+    wide = min(count, 3)
     rows = -(-count // wide)
     figure = Figure(figsize=(max(4.2 * wide, 6.6), height * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, wide, squeeze=False).ravel().tolist()

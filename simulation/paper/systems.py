@@ -51,15 +51,9 @@ _KEPT = "202x316"
 class System:
     """A system as the page shows it.
 
-    Attributes
-    ----------
-    title : str
-    play : callable
-        Maps a job and a cohort to snapshots. None if the system is not a factorisation.
-    noise : str
-        Meaning of the system's epsilon, or an empty string if there is no noise.
-    predictors : callable or None
-        Maps a job and a cohort to predictors per site, for a system that is not a factorisation.
+    `play` maps a job and a cohort to snapshots. If the system is not a factorisation, `predictors`
+    maps them to predictors per site. `noise` is the meaning of the system's epsilon, or empty if
+    there is no noise.
     """
 
     title: str
@@ -104,10 +98,8 @@ def compute(job: Job) -> Result:
 
 
 def _planted_match(shared: Factors, cohort: Cohort) -> float | None:
-    if cohort.truth is None or any((factor < 0).any() for factor in shared):
-        positive = tuple(np.abs(factor) for factor in shared)  # a pair of signs makes no difference
-        return None if cohort.truth is None else factor_match_score(positive, cohort.truth.factors)
-    return factor_match_score(shared, cohort.truth.factors)
+    positive = tuple(np.abs(factor) for factor in shared)  # a pair of signs makes no difference
+    return None if cohort.truth is None else factor_match_score(positive, cohort.truth.factors)
 
 
 def described() -> dict[str, str]:
@@ -174,9 +166,8 @@ def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    patients = sum(site.tensor.n_patients for site in cohort.sites)
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
-    privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
+    privacy = _noisy(job, patients=len(cohort), codes=_KEPT if sum(sizes) > _WIDE else "")
     coordinator = coordinate(
         cohort, SolverSettings(rank=job.rank, relative_l21=0.0), privacy, RunSettings(seed=job.seed)
     )
@@ -184,16 +175,14 @@ def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
         if not (selection := coordinator.rule.selection):
             yield snapshot
             continue
-        began = time.perf_counter()  # codes that were not kept have no weight
         shared = []
         for size, factor, kept in zip(sizes, snapshot.shared, selection, strict=True):
-            whole = np.zeros((size, job.rank), np.float32)
+            whole = np.zeros((size, job.rank), np.float32)  # other codes have no weight
             whole[kept] = factor
             shared.append(whole)
-        tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
-        models = [(measures.projected(tensor, tuple(shared)), *shared) for tensor in tensors]
-        seconds = snapshot.seconds + time.perf_counter() - began
-        yield Snapshot.of(snapshot.round, models, tuple(shared), tensors, seconds)
+        (refitted,) = _single(job, cohort, tuple(shared))
+        seconds = snapshot.seconds + refitted.seconds
+        yield replace(refitted, round=snapshot.round, seconds=seconds)
 
 
 def _single(job: Job, cohort: Cohort, shared: Factors) -> Iterator[Snapshot]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from simulation.paper import published
-from simulation.paper.convergence import needed, runs
+from simulation.paper.convergence import needed, rounds_text, runs
 from simulation.paper.datasets import DELTA, dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.plan import Plan
@@ -88,11 +88,15 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
     rows = []
     for system, job in wanted.items():
         rounds, converged = _rounds_of(data, system, plan, results)
-        every = results[job].values["rounds"]
-        size = _per_round(results, job) if system != "patient" else None
-        total = float(sum(sum(r.values()) for r in every)) if system == "patient" else None
-        if size is not None and rounds is not None and converged:
-            total = size * rounds
+        size = total = None
+        if system == "patient":
+            every = results[job].values["rounds"]
+            rounds, converged = len(every), True
+            total = float(sum(sum(r.values()) for r in every))
+        else:
+            size = _per_round(results, job)
+            if rounds is not None and converged:
+                total = size * rounds
         rows.append(
             {
                 "size of": dataset(data).title,
@@ -101,9 +105,7 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
                 "MB a round": None if size is None else size / 1e6,
                 "of TRIP's": None if size is None else size / trip,
                 "paper: of TRIP's": paper["dpfact"] / paper["trip"] if system == "dpfact" else None,
-                "rounds": _rounds_text(len(every), True)
-                if system == "patient"
-                else _rounds_text(rounds, converged),
+                "rounds": None if rounds is None else rounds_text(rounds, converged),
                 "MB in all": None if total is None else total / 1e6,
                 "seconds at 15 MB/s": None if total is None else total / _BYTES_PER_SECOND,
                 "paper: seconds": paper.get(system),
@@ -119,12 +121,6 @@ def _rounds_of(data: str, system: str, plan: Plan, results: Results) -> tuple[in
         return None, False
     found = [results[job] for job in runs(plan, dataset(data), fit) if job in results]
     return needed(found) if found else (None, False)
-
-
-def _rounds_text(rounds: int | None, converged: bool) -> str | None:
-    if rounds is None:
-        return None
-    return str(rounds) if converged else f"not in {rounds}"
 
 
 def _by_sites(data: str, results: Results) -> dict[str, Any]:

@@ -46,17 +46,10 @@ RHO, DELTA, ROUNDS = 1e-3, 1e-4, 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One case in which the claimed and the measured value differ.
+    """One case in which the claimed and the measured value of a quantity differ.
 
-    Attributes
-    ----------
-    place : str
-        Key of the finding. Rows with the same key belong together.
-    shows : str
-        The instance, in one line.
-    quantity : str
-        The quantity that is claimed and measured.
-    claimed, measured : float
+    `place` is the key of the finding. Rows with the same key belong together. `shows` describes the
+    instance in one line.
     """
 
     place: str
@@ -200,7 +193,7 @@ def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
     return Instance(cells, counts, changed, start, settings)
 
 
-def carried_state(gamma: float, rounds: int = 30) -> list[float]:
+def carried_state(gamma: float) -> list[float]:
     """Continue both runs from noiseless factors, and return distance / bound after each round.
 
     The bound must hold for each release, given all earlier ones. Both runs therefore have the same
@@ -209,7 +202,7 @@ def carried_state(gamma: float, rounds: int = 30) -> list[float]:
     instance = cohort(gamma=gamma)
     starts = (instance.start, instance.start)
     ratios = []
-    for number in range(1, rounds + 1):
+    for number in range(1, 31):
         first, second = instance.run(number, starts=starts)
         starts = (first.factors, second.factors)
         ratios.append(distance(first, second) / instance.bound)

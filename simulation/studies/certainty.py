@@ -79,8 +79,7 @@ def cell(
              stable.sum(), missing[stable].sum(), strict[stable].sum(), missing.sum())
         )  # fmt: skip
     sums = dict(zip((*_COLUMNS, "all_missing"), np.sum(rows, axis=0).tolist(), strict=True))
-    patients = sum(site.tensor.n_patients for site in own.sites)
-    return {"data": own.name, "patients": patients, "rank": rank, "epsilon": epsilon,
+    return {"data": own.name, "patients": len(own), "rank": rank, "epsilon": epsilon,
             "phenotypes": sum(len(chance) for _, chance in runs), **sums}  # fmt: skip
 
 
@@ -97,11 +96,9 @@ def _kept(
 ) -> tuple[Factors, NDArray[np.float64]]:
     """Return a private run's factors, and the chance that each phenotype is missing elsewhere."""
     if not path.exists():
-        patients = sum(site.tensor.n_patients for site in cohort.sites)
-        server = coordinate(
-            cohort, SolverSettings(rank=rank, relative_l21=0.0),
-            PrivacySettings(epsilon=epsilon, delta=1e-5, patients=patients), run,
-        )  # fmt: skip
+        solver = SolverSettings(rank=rank, relative_l21=0.0)
+        privacy = PrivacySettings(epsilon=epsilon, patients=len(cohort))
+        server = coordinate(cohort, solver, privacy, run)
         for _ in play(server, cohort, own_refit=False):
             pass
         path.parent.mkdir(parents=True, exist_ok=True)

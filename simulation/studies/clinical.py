@@ -28,11 +28,10 @@ from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.paper.report import Table
-from simulation.studies.halves import half
+from simulation.studies.halves import OTHER, half
 from simulation.studies.real_data import Study, reference
 from simulation.systems import NO_NOISE
 
-_OTHER = {"tune": "report", "report": "tune"}
 _SHORT = {CCS: "ccs", BODY_SYSTEMS: "system"}
 _COLUMNS = {
     "about_ccs": "one disease group", "about_system": "one body system",
@@ -58,7 +57,7 @@ def rows(
     cohort: Cohort, which: str, rank: int, epsilons: Sequence[float], models: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
     """Return a row for each model of a cohort."""
-    fitted, held_out = half(cohort, which), half(cohort, _OTHER[which])
+    fitted, held_out = half(cohort, which), half(cohort, OTHER[which])
     study = Study(fitted, rank, models, folder / "models" / f"{fitted.name}-{rank}")
     for cell, found in study.cells(epsilons, models):
         name = cell["model"].split(":")[0]
@@ -131,10 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--models", type=at_least(2), default=3, help="number of models of each kind"
     )
     parser.add_argument(
-        "--half",
-        choices=[*_OTHER],
-        default="report",
-        help="half of the patients that models are fitted to",
+        "--half", choices=[*OTHER], default="report", help="half that models are fitted to"
     )
     given = parser.parse_args(arguments)
     found: list[dict[str, Any]] = []

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.tensor import SparseTensor
+from simulation.baselines import stacked
 
 HALVES = ("both", "tune", "report")
+OTHER = {"tune": "report", "report": "tune"}
 _SEED = 0
 
 
@@ -35,17 +36,10 @@ def merged(cohort: Cohort, size: int) -> Cohort:
 
 
 def _one(group: tuple[SiteData, ...]) -> SiteData:
-    first = np.cumsum([0, *(site.tensor.n_patients for site in group)])
-    indices = [
-        site.tensor.indices + np.eye(1, site.tensor.ndim, dtype=np.int32) * np.int32(begin)
-        for site, begin in zip(group, first, strict=False)
-    ]
-    values = np.concatenate([site.tensor.values for site in group])
-    shape = (int(first[-1]), *group[0].tensor.feature_shape)
     labels = [name for name in group[0].labels if all(name in site.labels for site in group)]
     return SiteData(
         group[0].name,
-        SparseTensor.from_coo(np.concatenate(indices), values, shape),
+        stacked([site.tensor for site in group]),
         group[0].vocabularies,
         {name: np.concatenate([site.labels[name] for site in group]) for name in labels},
     )

@@ -22,6 +22,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.arguments import at_least, one_line_errors, read_epsilon
+from simulation.baselines import pooled, stacked
 from simulation.studies.shared_fit import load
 from simulation.systems import run
 
@@ -36,32 +37,17 @@ def parts(cohort: Cohort, most: int, seed: int) -> tuple[Cohort, SparseTensor, S
     rng, used, others = np.random.default_rng(seed), [], []
     for site in cohort.sites:
         size = site.tensor.n_patients
-        order = rng.permutation(size)[: max(2, math.ceil(most * size / _patients(cohort)))]
+        order = rng.permutation(size)[: max(2, math.ceil(most * size / len(cohort)))]
         cut = max(1, round(_OTHERS * len(order)))
         others.append(site.tensor.select_patients(np.sort(order[:cut])))
         used.append(site[np.sort(order[cut:])])
-    whole = _stacked(others)
+    whole = stacked(others)
     hidden = rng.random(whole.nnz) < _HIDDEN
     shown, kept = (
         SparseTensor(whole.indices[which], whole.values[which], whole.shape)
         for which in (~hidden, hidden)
     )
     return replace(cohort, sites=tuple(used), truth=None), shown, kept
-
-
-def _patients(cohort: Cohort) -> int:
-    return sum(site.tensor.n_patients for site in cohort.sites)
-
-
-def _stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    first = np.cumsum([0, *(tensor.n_patients for tensor in tensors)])
-    moved = [
-        t.indices + np.array([f, *[0] * (t.ndim - 1)], np.int32)
-        for t, f in zip(tensors, first, strict=False)
-    ]
-    values = np.concatenate([tensor.values for tensor in tensors])
-    shape = (int(first[-1]), *tensors[0].shape[1:])
-    return SparseTensor.from_coo(np.concatenate(moved), values, shape)
 
 
 def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> float:
@@ -87,7 +73,7 @@ def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> fl
 
 def frequencies(cohort: Cohort) -> Factors:
     """Return a model with one phenotype: the frequency of each code."""
-    whole = _stacked([site.tensor for site in cohort.sites])
+    whole = pooled(cohort)
     return tuple(
         np.bincount(whole.indices[:, n], whole.values, size)[:, None].astype(np.float32)
         for n, size in enumerate(whole.shape) if n > 0
@@ -112,7 +98,7 @@ def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
     """Return a function that runs patient mode without refinement. The server uses the loss."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
-        privacy = PrivacySettings(epsilon=epsilon, patients=_patients(cohort), refine_rounds=0)
+        privacy = PrivacySettings(epsilon=epsilon, patients=len(cohort), refine_rounds=0)
         return run(cohort, SolverSettings(rank=rank, loss=loss), privacy, RunSettings(seed=seed))
 
     return learn
@@ -128,7 +114,7 @@ def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
         from pyttb.gcp_opt import gcp_opt as fit  # noqa: PLC0415
         from pyttb.sptensor import sptensor  # noqa: PLC0415
 
-        whole = _stacked([site.tensor for site in cohort.sites])
+        whole = pooled(cohort)
         values = np.ones(whole.nnz) if loss == "bernoulli" else whole.values.astype(np.float64)
         tensor = sptensor(whole.indices.astype(np.int64), values[:, None], whole.shape)
         objective = {"poisson": Objectives.POISSON, "bernoulli": Objectives.BERNOULLI_ODDS}[loss]

@@ -41,15 +41,9 @@ PRIVACY = PrivacySettings(epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0
 
 @dataclass(frozen=True)
 class Row:
-    """CPU seconds of one kind of round, and the seconds that each added patient costs.
+    """Median CPU seconds of one kind of round, and the seconds that each added patient costs.
 
-    Attributes
-    ----------
-    kind : str
-    without : float
-        Median.
-    added : dict of str to tuple of float
-        For each added patient, the quartiles of the added seconds across all runs.
+    `added` has, for each added patient, the quartiles of the added seconds across all runs.
     """
 
     kind: str

@@ -27,7 +27,7 @@ from dpfact_flower.evaluation.run_folder import read_json
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
 from simulation.paper.report import Table
-from simulation.studies.halves import HALVES, half
+from simulation.studies.halves import HALVES, OTHER, half
 from simulation.studies.real_data import Study, reference
 from simulation.systems import naive, paper_mode, patient_mode, shuffled
 
@@ -35,7 +35,6 @@ _NONE, _PROVEN = "none", "proven, for a patient"
 _REFERENCES = 3
 _OTHER_SEED = 1000
 """Seed of a fit without noise that is not a reference."""
-_OTHER = {"tune": "report", "report": "tune"}
 SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
     "patient mode (ours)": (
         "each site", _PROVEN,
@@ -144,7 +143,7 @@ def run(given: argparse.Namespace) -> None:
     for folder in given.data:
         whole = Cohort.load(folder)
         cohort = half(whole, given.half)
-        others = None if cohort is whole else half(whole, _OTHER[given.half])
+        others = None if cohort is whole else half(whole, OTHER[given.half])
         done = {row["method"] for row in rows if row["data"] == cohort.name}
         if missing := [name for name in SYSTEMS if name not in done]:
             models = given.out / "models" / f"{cohort.name}-{given.rank}"

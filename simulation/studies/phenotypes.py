@@ -58,19 +58,19 @@ def _shown(epsilon: float) -> float | str:
     return "inf" if epsilon >= NO_NOISE else epsilon
 
 
-def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tuple[float, float]]:
-    """Return each system's mean and spread over the seeds, at each epsilon."""
+def summarised(rows: list[dict[str, Any]]) -> dict[tuple[str, Any], tuple[float, float]]:
+    """Return the mean and spread of the factor match over the seeds, by system and epsilon."""
     found: dict[tuple[str, Any], list[float]] = {}
     for row in rows:
-        found.setdefault((row["system"], row["epsilon"]), []).append(row[key])
+        found.setdefault((row["system"], row["epsilon"]), []).append(row["fms"])
     return {
         place: (float(np.mean(values)), float(np.std(values))) for place, values in found.items()
     }
 
 
-def table(rows: list[dict[str, Any]], key: str = "fms") -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """Return a Markdown table with one row per system and one column per epsilon."""
-    means = summarised(rows, key)
+    means = summarised(rows)
     epsilons = list(dict.fromkeys(row["epsilon"] for row in rows))
     systems = list(dict.fromkeys(row["system"] for row in rows))
     lines = [
@@ -90,7 +90,7 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
     """Plot factor match against epsilon, with one line per system."""
     drawn = Figure(figsize=(6.4, 4), layout="constrained")
     axes = drawn.subplots()
-    means = summarised(rows, "fms")
+    means = summarised(rows)
     finite = sorted({row["epsilon"] for row in rows if row["epsilon"] != "inf"})
     for number, system in enumerate(dict.fromkeys(row["system"] for row in rows)):
         measured = [epsilon for epsilon in finite if (system, epsilon) in means]

@@ -72,14 +72,8 @@ def reference(tensor: SparseTensor, rank: int, seed: int) -> Factors:
 class Study:
     """One data set at one rank: its fits without noise, and other models compared with them.
 
-    Parameters
-    ----------
-    cohort : Cohort
-    rank : int
-    references : int
-        Number of fits without noise, at least 2.
-    folder : Path or None
-        Folder in which models are kept. If None, no model is kept.
+    `references` is the number of fits without noise, at least 2. Models are kept in `folder`, if it
+    is given.
     """
 
     def __init__(

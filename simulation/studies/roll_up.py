@@ -35,10 +35,7 @@ _COLUMNS = ("share", "match", "beat", "named", "AUC")
 def of_the_same(cohorts: Mapping[str, Cohort]) -> dict[str, Cohort]:
     """Return the cohorts, each with only the patients who are at the same site in all of them.
 
-    Raises
-    ------
-    SettingsError
-        If a cohort has no identifiers, or a site is left without a patient.
+    Raise a `SettingsError` if a cohort has no identifiers, or if a site is left without a patient.
     """
     people = {way: _patients(way, cohort) for way, cohort in cohorts.items()}
     sites = [site.name for site in next(iter(cohorts.values())).sites]

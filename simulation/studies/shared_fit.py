@@ -50,11 +50,9 @@ def federated(
 
 def patient(cohort: Cohort, rank: int, epsilon: float, *, seed: int) -> Iterator[Snapshot]:
     """Run patient mode with planned settings."""
-    patients = sum(site.tensor.n_patients for site in cohort.sites)
-    privacy = PrivacySettings(epsilon=epsilon, patients=patients)
-    return play(
-        coordinate(cohort, SolverSettings(rank=rank), privacy, RunSettings(seed=seed)), cohort
-    )
+    solver, run = SolverSettings(rank=rank), RunSettings(seed=seed)
+    privacy = PrivacySettings(epsilon=epsilon, patients=len(cohort))
+    return play(coordinate(cohort, solver, privacy, run), cohort)
 
 
 def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snapshot]]]:

@@ -146,7 +146,8 @@ def test_trip_needs_every_site(cohort):
     def fails_at_one(context):
         if context.node_config["partition-id"] == 1:
             raise ValueError("no")
-        return TripClient(cohort.sites[int(context.node_config["partition-id"])].tensor, context)
+        site = cohort.sites[int(context.node_config["partition-id"])]
+        return TripClient(site.tensor, context, lambda state, seconds: None)
 
     grid = InProcessGrid(trip_app(fails_at_one), [{"partition-id": n} for n in range(3)])
     strategy = Trip(start(cohort, COUNTS, 0)[0][1:], 1.0)
