@@ -58,8 +58,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. `delay` is the delay of the client's first reply, if it began before the client
-    existed. Each later delay begins when the client gets the request.
+    and `beside`. Pass `delay` if the delay of the first reply began before the client existed. Each
+    later delay begins when the client gets the request.
     """
 
     def __init__(

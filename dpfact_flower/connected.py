@@ -113,8 +113,8 @@ class ConnectedSites:
     ) -> list[Message]:
         """Make the messages of `requests`, and set the Grid's policy for missing replies.
 
-        Of the connected `nodes`, those that have a name but no request are left out. Nodes without
-        a name may be lost sites.
+        Connected `nodes` with a name but without a request are left out. Nodes without a name may
+        be lost sites, so they can get requests later.
         """
         others = {node for node in nodes if self.names.of(node) and node not in requests}
         self.grid.policy = policy._replace(left_out=self.left_out | others)

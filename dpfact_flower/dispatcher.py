@@ -27,7 +27,10 @@ class AsyncDispatcher:
 
     def __init__(self, coordinator: OnArrival, sites: ConnectedSites) -> None:
         self._coordinator, self._sites = coordinator, sites
-        self._exchange = Exchange(sites.grid, MessageType.TRAIN, self._count_sent)
+        self._exchange = Exchange(
+            sites.grid, MessageType.TRAIN,
+            lambda message: coordinator.count(bytes_down=records.serialised_bytes(message)),
+        )  # fmt: skip
         self._flights = self._exchange.flights
         self._began = time.monotonic()
 
@@ -122,9 +125,6 @@ class AsyncDispatcher:
         due = self._exchange.due() & set(connected)
         self._exchange.send(due)
         return bool(due)
-
-    def _count_sent(self, message: Message) -> None:
-        self._coordinator.count(bytes_down=records.serialised_bytes(message))
 
     def _ask_names(self, nodes: Sequence[int]) -> None:
         for request in self._coordinator.questions():

@@ -101,8 +101,8 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish a round's secure sum, given the replies to the round's first request.
 
-        Return replies without arrays, failures, and one total for each slot (group of sites). If
-        the sum fails, return no totals, and only the replies of charged sites.
+        Return three lists: replies without arrays, failures, and a total for each slot (group of
+        sites). If the sum fails, there are no totals, and replies only from charged sites.
         """
         assert self.current is not None
         adding, request = self.current, self._coordinator.request(number)
@@ -135,7 +135,7 @@ class SecureRounds:
         number: int,
         take: Callable[[str, Sequence[bytes]], None],
     ) -> None:
-        """Pass each reply's byte strings to `take`, and store failure reasons in `_failed`."""
+        """Pass each reply's byte strings to `take`, and store each failure's reason."""
         lost = {node for node, reply in replies.items() if is_lost(reply)}
         nodes = {*self._nodes.values(), *replies} - lost
         for node, reply in replies.items():

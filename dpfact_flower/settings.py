@@ -5,7 +5,7 @@ each case, `from_config` builds a settings object. Configs and the command line 
 Flower does: the field ``round_timeout`` has the key ``round-timeout``.
 
 `runtime.config.RunConfig` reads a run's settings. `server.patient.PatientRule` fills in planned
-values, and `server.coordinator.Coordinator` sends all. At a site, `RoundRequest.from_wire`
+values, and `server.coordinator.Coordinator` sends all settings. At a site, `RoundRequest.from_wire`
 checks them, and `site.admission` compares them with the hospital's `SiteSettings`.
 """
 

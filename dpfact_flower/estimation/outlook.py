@@ -8,6 +8,7 @@ import math
 from typing import Literal, NamedTuple
 
 from dpfact_flower.estimation.codes import divided_equally
+from dpfact_flower.estimation.start import MOST_SEPARATE
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
 from dpfact_flower.privacy.patient.plan import BYTES_A_VALUE, PatientPlan
 from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH, Facts, chance_of
@@ -20,9 +21,7 @@ _HOPELESS, _CLEAR = 0.1, 1.5
 clear-cut phenotypes can still be found."""
 _MANY_CODES = 2_000
 """Number of codes in all modes above which `Needs.codes` proposes to keep fewer."""
-_APART = 20
-"""Number of sites above which the start is fitted to sums over groups of sites."""
-_REPLY_BYTES, _APART_BYTES, _WORKING_BYTES = 4, 12, 60
+_REPLY_BYTES, _FITTED_BYTES, _WORKING_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for each site's reply, for each site or group to which
 candidates are fitted, and for working matrices."""
 _SURROGATE_BYTES = 80_000_000
@@ -107,8 +106,8 @@ def needs_of(plan: PatientPlan) -> Needs:
     if facts.sharing:
         slots, bits, learned = facts.sharing.slots, _MASKED_BITS, facts.sharing.slots
     every = plan.releases[0].kind != "codes"
-    values, apart = strict_size(sum(facts.sizes)), min(learned, _APART)
-    each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _WORKING_BYTES
+    values, fitted = strict_size(sum(facts.sizes)), min(learned, MOST_SEPARATE)
+    each = _REPLY_BYTES * facts.sites + _FITTED_BYTES * fitted + _WORKING_BYTES
     return Needs(
         memory=BYTES_A_VALUE * max(counts) * slots,
         server=max(values * each, _SURROGATE_BYTES) if facts.sites else 0,

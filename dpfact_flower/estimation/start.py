@@ -36,7 +36,7 @@ from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import Factors, Floats
 
 _logger = logging.getLogger(__name__)
-_APART = 20
+MOST_SEPARATE = 20
 """Maximum number of sites that are fitted separately. The releases of more sites are summed in this
 many groups, which limits time and memory (docs/explanation/start.md)."""
 _RESTARTS = 6
@@ -65,7 +65,7 @@ class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
     ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off the diagonal. If there are
-    more than `_APART` sites, t refers to a group of sites.
+    more than `MOST_SEPARATE` sites, t refers to a group of sites.
     """
 
     factors: Factors
@@ -114,11 +114,11 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum the releases in at most `_APART` groups. Return the scaled sums and their scales.
+    """Sum the releases in at most `MOST_SEPARATE` groups. Return the scaled sums and their scales.
 
     A sum is divided by its scale, the square root of the group's size, to be as noisy as a release.
     """
-    groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
+    groups = np.array_split(np.arange(len(releases)), min(len(releases), MOST_SEPARATE))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
     roots = [math.sqrt(len(group)) for group in groups]
     alike = [total / root if root > 1 else total for total, root in zip(sums, roots, strict=True)]

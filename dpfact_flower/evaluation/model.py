@@ -245,11 +245,11 @@ class GlobalModel:
 
 
 def unique(names: Mapping[int, str], *reserved: str) -> dict[int, str]:
-    """Append its number to each name that clashes with another, until no names clash."""
-    found = dict(names)
-    while max((taken := Counter([*reserved, *found.values()])).values()) > 1:
-        found = {n: f"{name} ({n})" if taken[name] > 1 else name for n, name in found.items()}
-    return found
+    """Append the number to each name that clashes with another name, until no names clash."""
+    result = dict(names)
+    while max((uses := Counter([*reserved, *result.values()])).values()) > 1:
+        result = {n: f"{name} ({n})" if uses[name] > 1 else name for n, name in result.items()}
+    return result
 
 
 def write_phenotype_table(

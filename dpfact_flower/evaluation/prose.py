@@ -26,8 +26,8 @@ _LAMBDA = 0.6
 _NAMED = 2
 """A title names at most this many codes from its first mode, and one from each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
-"""A title omits leading codes that more than `_COMMON` of the phenotypes share. A mode is omitted
-if its other leading codes all have less than `_ENOUGH` of the largest weight."""
+"""A title omits leading codes that more than `_COMMON` of the phenotypes share. A title also omits
+a mode in which all other leading codes weigh less than `_ENOUGH` of the largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Pattern for the names of modes with treatments rather than diagnoses."""
 _FILLERS = re.compile(
@@ -40,8 +40,8 @@ _CODES = 4
 """A sentence names at most this many codes per mode."""
 _OFTEN, _MORE = 0.2, 1.5
 """A code is characteristic of a phenotype if its frequency among the phenotype's patients is at
-least `_OFTEN`, and at least `_MORE` times its frequency among all patients. A hidden frequency
-among all patients counts as 0, because it is mostly hidden if few other patients have the code."""
+least `_OFTEN`, and at least `_MORE` times its frequency among all patients. If the latter is
+hidden, it counts as 0: mostly, few other patients then have the code."""
 _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 

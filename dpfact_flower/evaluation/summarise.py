@@ -191,10 +191,10 @@ def measure(
     fit_shared, fit_frequencies = fit(features), fit(code_frequencies(tensors()))
     is_informative = fit_shared > fit_frequencies
     watch("measuring", 0.3)
-    some = _some(memberships, sites)
+    sample = _sampled(memberships, sites)
     # An AUC computed from noise would mislead.
     labels = cohort.labels if is_informative else ()
-    predictions = {label: predict_outcome(*some, label) for label in labels}
+    predictions = {label: predict_outcome(*sample, label) for label in labels}
     aucs = [prediction.overall.memberships for prediction in predictions.values()]
     measured = Measured(
         fms=factor_match_score(features, selected.truth.factors) if selected.truth else None,
@@ -271,7 +271,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
     return tuple(unit_columns(total[:, None]).astype(np.float32) for total in sums)
 
 
-def _some(
+def _sampled(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
     """Sample up to about `MOST_PREDICTED` patients, in proportion to the sizes of the sites."""

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfact_flower.estimation import outlook, start
 from dpfact_flower.estimation.outlook import needs_of, outlook_of
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.strength import Facts
@@ -161,5 +160,4 @@ def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
 def test_the_server_needs_no_more_for_many_sites_than_their_replies():
     some, many = (plan(sizes=(1500, 1500), sites=sites) for sites in (20, 200))
     assert needs_of(many).server - needs_of(some).server == 180 * 4 * some.start.count
-    assert outlook._APART == start._APART
     assert needs_of(plan(sizes=(50, 50))).server == 80e6  # surrogates need this for any lists

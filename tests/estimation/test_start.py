@@ -150,7 +150,7 @@ def test_sites_of_unequal_size_and_a_phenotype_of_the_smallest():
 def test_more_sites_than_are_told_apart_are_pooled_with_one_deviation_of_noise(monkeypatch):
     """Seven sites form three groups. The fitted matrices have equal noise, and usages are sums."""
     parts, usage, packed = planted(sites=7)
-    monkeypatch.setattr(module, "_APART", 3)
+    monkeypatch.setattr(module, "MOST_SEPARATE", 3)
     asked = noted(monkeypatch, "_best_candidate")
     start = start_factors(packed, SIZES, RANK, 0.0, np.random.default_rng(1))
     groups = np.split(np.array(packed, np.float64), [3, 5])

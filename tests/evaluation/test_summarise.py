@@ -28,9 +28,9 @@ def planted():
 def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, monkeypatch):
     """Each site contributes its share of patients, who keep their own labels and scores."""
     marks = [np.bincount(s.tensor.indices[:, 0], minlength=len(s))[:, None] for s in cohort.sites]
-    assert module._some(marks, cohort.sites) == (marks, list(cohort.sites))
+    assert module._sampled(marks, cohort.sites) == (marks, list(cohort.sites))
     monkeypatch.setattr(module, "MOST_PREDICTED", len(cohort) // 2)
-    found, sites = module._some(marks, cohort.sites)
+    found, sites = module._sampled(marks, cohort.sites)
     for own, site, whole in zip(found, sites, cohort.sites, strict=True):
         assert 0 <= len(site) - len(whole) * (len(cohort) // 2) / len(cohort) < 1
         cells = np.bincount(site.tensor.indices[:, 0], minlength=len(site))
