@@ -20,12 +20,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource, open_site, site_files
-from dpfact_flower.errors import (
-    DPFactError,
-    MessageError,
-    RoundFailedError,
-    SettingsError,
-)
+from dpfact_flower.errors import DPFactError, MessageError, RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient import step_of

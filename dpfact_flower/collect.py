@@ -117,13 +117,12 @@ class Exchange:
 
     def send(self, nodes: Iterable[int]) -> None:
         """Send requests to the given nodes."""
-        now, messages = time.monotonic(), []
-        for node in sorted(nodes):
-            flight = self.flights[node]
-            message = Message(
-                flight.content, node, self._kind, ttl=flight.deadline - now, group_id=flight.group
-            )
-            messages.append(message)
+        now = time.monotonic()
+        flights = ((node, self.flights[node]) for node in sorted(nodes))
+        messages = [
+            Message(f.content, node, self._kind, ttl=f.deadline - now, group_id=f.group)
+            for node, f in flights
+        ]
         self.push(messages)
         for message in messages:
             self._sent(message)

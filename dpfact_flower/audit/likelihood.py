@@ -79,21 +79,8 @@ def audit_likelihood(
     The third finding is the smallest ratio of a canary's contribution to the sensitivity.
     """
     game = _game(target, rng)
-    releases = game.target.plan.releases
-    ratios = np.empty((2, runs, len(releases)))
-    claimed, added_up = np.zeros(len(releases)), 0.0
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk would take longer
-    with TemporaryDirectory(prefix="dpfact-audit-", dir=memory) as name:
-        folder = Path(name)
-        for run in range(runs):
-            for world, site in enumerate((game.without, game.with_group)):
-                place = folder / f"{run}-{world}"
-                ratios[world, run] = _log_ratios(game, site, place)
-                if run < _LEDGERS_READ:
-                    each, total = _ledger_mu(place / site.name, releases)
-                    claimed, added_up = np.maximum(claimed, each), max(added_up, total)
-                shutil.rmtree(place)
-    k = game.canaries
+    ratios, claimed, added_up = _simulated(game, runs)
+    k, releases = game.canaries, game.target.plan.releases
     norms = [
         float(np.linalg.norm(part)) * r.sigma / r.sensitivity for r, (_, part) in game.sums.items()
     ]
@@ -169,6 +156,28 @@ def _transcript(tiny: AuditTarget) -> Transcript:
     factor[[0, *range(3, size)], 1] = 0.5
     kept = tuple(np.arange(size, dtype=np.int32) for _ in tiny.sizes)
     return tiny.transcript((factor,) * len(tiny.sizes), kept if tiny.privacy.codes else ())
+
+
+def _simulated(game: _Game, runs: int) -> tuple[Floats, Floats, float]:
+    """Simulate runs with and without the group. Return the log ratios and the ledgers' mu.
+
+    The ratios have shape (2, runs, releases), and come first for runs without the group. There is a
+    mu for each release, and one for all releases together.
+    """
+    releases = game.target.plan.releases
+    ratios = np.empty((2, runs, len(releases)))
+    claimed, added_up = np.zeros(len(releases)), 0.0
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk would take longer
+    with TemporaryDirectory(prefix="dpfact-audit-", dir=memory) as name:
+        for run in range(runs):
+            for world, site in enumerate((game.without, game.with_group)):
+                place = Path(name) / f"{run}-{world}"
+                ratios[world, run] = _log_ratios(game, site, place)
+                if run < _LEDGERS_READ:
+                    each, total = _ledger_mu(place / site.name, releases)
+                    claimed, added_up = np.maximum(claimed, each), max(added_up, total)
+                shutil.rmtree(place)
+    return ratios, claimed, added_up
 
 
 def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:

@@ -9,6 +9,7 @@ between rounds, jobs and sites. The audit also compares noise before and after a
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,18 +123,17 @@ def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
 
 
 def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
-    cut = [
-        {name: _standardised(stream[:, :_MOST_VALUES]) for name, stream in sample.streams.items()}
-        for sample in samples
-    ]
-    first, again, other = _STREAMS
-    rounds = [(one[first], two[first]) for place, one in enumerate(cut) for two in cut[place + 1 :]]
+    cut = []
+    for sample in samples:
+        streams = (sample.streams[name][:, :_MOST_VALUES] for name in _STREAMS)
+        cut.append([rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300) for rows in streams])
+    firsts = [first for first, _, _ in cut]
     return (
-        _correlation("between rounds", rounds),
-        _correlation("between jobs", [(s[first][:-1], s[first][1:]) for s in cut]),
-        _correlation("between sites", [(s[first], s[other]) for s in cut]),
-        _correlation("asked again", [(s[first], s[again]) for s in cut]),
-        _correlation("within a release", [(s[first], s[first]) for s in cut]),
+        _correlation("between rounds", combinations(firsts, 2)),
+        _correlation("between jobs", [(first[:-1], first[1:]) for first in firsts]),
+        _correlation("between sites", [(first, other) for first, _, other in cut]),
+        _correlation("asked again", [(first, again) for first, again, _ in cut]),
+        _correlation("within a release", [(first, first) for first in firsts]),
     )
 
 
@@ -167,10 +167,6 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
     lag = signal.correlation_lags(n, m)
     return products, np.minimum(n, m + lag) - np.maximum(0, lag)
-
-
-def _standardised(rows: Floats) -> Floats:
-    return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 
 def _limit(tests: int) -> float:

@@ -233,6 +233,6 @@ class RunningAverage:
         """Load the averages of the first `modes` modes from `arrays`. Ignore all other arrays."""
         for mode in range(modes):
             if f"average_{mode}_sites" in arrays:
-                fields = (arrays[f"average_{mode}_{field}"] for field in Average._fields)
-                sites, values, sigma = fields
+                names = (f"average_{mode}_{field}" for field in Average._fields)
+                sites, values, sigma = (arrays[name] for name in names)
                 self._averages[mode] = Average(tuple(sites.tolist()), values, float(sigma))

@@ -160,9 +160,7 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def enrichments(
-    features: Sequence[NDArray[Any]],
-    vocabularies: Sequence[Vocabulary],
-    classification: Classification,
+    features: Sequence[NDArray[Any]], lists: Sequence[Vocabulary], classification: Classification
 ) -> tuple[Enrichment, ...]:
     """Return each phenotype's most enriched group, over all modes."""
     leading = [leading_five(factor) for factor in features]
@@ -178,7 +176,7 @@ def enrichments(
     q_values = false_discovery_control(least)
     for r, at in enumerate(tests.argmin(axis=0)):
         mode, group, members = places[at]
-        vocabulary, chosen = vocabularies[mode], leading[mode][:, r]
+        vocabulary, chosen = lists[mode], leading[mode][:, r]
         codes = tuple(vocabulary.codes[c] for c in np.flatnonzero(members & chosen))
         many, p, q = int(chosen.sum()), float(least[r]), float(q_values[r])
         system, colon, _ = group.partition(":")
