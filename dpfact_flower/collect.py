@@ -53,7 +53,7 @@ class RoundPolicy(NamedTuple):
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
     also get the request. In such rounds, the server also extends the time limit for connected sites
-    without a reply, and repeats the request. In any round with fewer than `quorum` replies, the
+    without a reply, and repeats the request. If any round has fewer than `quorum` replies, the
     extension is `grace` seconds. Nodes in `left_out` never get a request.
     """
 

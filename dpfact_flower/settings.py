@@ -213,7 +213,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Check and return the sites' settings, which in patient mode have the default `loss`."""
+        """Check and return the sites' solver settings. In patient mode, `loss` has its default."""
         self.check_solver(solver)
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver

@@ -28,7 +28,7 @@ from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.refit import personal
 from dpfact_flower.site.round import JobState, RoundOutcome
 from dpfact_flower.solver import solve
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor, cp
 from dpfact_flower.tensor.arrays import distinct
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import SecureStage
@@ -181,8 +181,8 @@ def naive(
 
 def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
     """Return non-negative factors with columns of norm 1."""
-    positive = [np.maximum(factor.astype(np.float64), 0) + 1e-9 for factor in factors]
-    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
+    positive = (np.maximum(factor.astype(np.float64), 0) + 1e-9 for factor in factors)
+    return tuple(cp.unit_columns(factor).astype(np.float32) for factor in positive)
 
 
 def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:

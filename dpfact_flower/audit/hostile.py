@@ -119,7 +119,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Functions, by name, that return a patient to add. Patients who reach a bound come first."""
+"""Functions that return a patient to add, by name. Patients that often reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:

@@ -54,7 +54,7 @@ def m_and_g(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats
 
 
 def first_columns(releases: Array, size: int, rank: int, kept: int) -> Array:
-    """Remove all but the first `kept` of `rank` phenotypes from releases, one per row."""
+    """Remove all but the first `kept` of `rank` phenotypes from each release (row)."""
     columns = np.concatenate([np.tile(np.arange(rank), size), np.triu_indices(rank)[1]])
     return releases[:, columns < kept]
 

@@ -34,6 +34,7 @@ from dpfact_flower.estimation.pair_fit import (
 )
 from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import Factors, Floats
+from dpfact_flower.tensor.cp import unit_columns
 
 _logger = logging.getLogger(__name__)
 MOST_SEPARATE = 20
@@ -94,8 +95,8 @@ def start_factors(
 
 def positive_columns(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
     """Make all entries positive, and scale each column to norm 1."""
-    positive = [factor.astype(np.float64) + _LEAST for factor in factors]
-    return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
+    positive = (factor.astype(np.float64) + _LEAST for factor in factors)
+    return tuple(unit_columns(factor).astype(np.float32) for factor in positive)
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
@@ -103,8 +104,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
     Usages are fitted by non-negative least squares, with columns scaled to norm 1.
     """
-    units = [np.asarray(f, np.float64) for f in factors]
-    units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
+    units = [unit_columns(np.asarray(factor, np.float64)) for factor in factors]
     F = np.concatenate(units) / math.sqrt(len(units))
     with one_blas_thread:
         site = matrices_of([release], len(F))

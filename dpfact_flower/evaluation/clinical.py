@@ -223,8 +223,8 @@ def _measured(
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
     """Return the phenotypes' mean coherence and, for comparison, the mean of shuffled models.
 
-    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. In each mode,
-    these are up to five codes with at least a third of the largest weight.
+    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. Here, a mode's
+    leading codes are up to five codes with at least a third of the largest weight.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)

@@ -66,8 +66,8 @@ class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers or, without identifiers, row numbers from 1.
-    `scores` has shape (patients, phenotypes). `without` counts the patients with none of the
-    model's codes, whose scores are 0. `missing` counts the model's codes that the site lacks.
+    `scores` has shape (patients, phenotypes). `without` counts the patients who have none of the
+    model's codes. Their scores are 0. `missing` counts the model's codes that the site lacks.
     """
 
     patients: tuple[str, ...]

@@ -36,7 +36,7 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.tensor import Factors
 
 _MANY = 100
-"""Number of patients from which all but fewer than `SMALL` of them are called nearly all."""
+"""Number of patients from which "all except fewer than `SMALL`" is called "nearly all"."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
 _RIDGE = 1.0
@@ -207,7 +207,7 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    With the table's totals, the rate reveals the count for each pair of phenotype and outcome.
+    Together with the table's totals, a rate reveals counts of patients by phenotype and outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -252,7 +252,7 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
 def _logistic(
     memberships: NDArray[np.floating[Any]], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit standardised scores with a ridge penalty, for scores that predict an outcome exactly."""
+    """Regress on standardised scores. A ridge penalty bounds coefficients of perfect predictors."""
     design = StandardScaler().fit_transform(memberships.astype(np.float64))
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-10)
     risk = model.fit(design, label).predict_proba(design)[:, 1]

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from dpfact_flower.evaluation.page import STYLE
-from dpfact_flower.evaluation.run_folder import write_json
+from dpfact_flower.evaluation.run_folder import read_json, write_json
 from simulation.paper.systems import SYSTEMS
 from simulation.paper.verdicts import Verdict
 
@@ -95,6 +95,12 @@ class Section:
     verdicts: list[Verdict]
     missing: int = 0
     summary: tuple[str, Table] | None = None
+
+
+def written_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the `Table` named ``table`` in a folder, or [] if there is none."""
+    path = folder / "table.json"
+    return read_json(path) if path.exists() else []
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -23,11 +23,10 @@ import numpy as np
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.prediction import code_volume, evened
-from dpfact_flower.evaluation.run_folder import read_json
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
-from simulation.paper.report import Table
-from simulation.studies.halves import HALVES, OTHER, half
+from simulation.paper.report import Table, written_rows
+from simulation.studies.halves import OTHER, add_half, half
 from simulation.studies.real_data import Study, reference
 from simulation.systems import naive, paper_mode, patient_mode, shuffled
 
@@ -128,9 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilon", type=read_epsilon, default=1.0)
-    parser.add_argument(
-        "--half", choices=HALVES, default="both", help="which half of each site's patients"
-    )
+    add_half(parser)
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         run(given)
@@ -138,8 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Measure and write the rows that the folder lacks."""
-    store = given.out / "table.json"
-    rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
+    rows = written_rows(given.out)
     for folder in given.data:
         whole = Cohort.load(folder)
         cohort = half(whole, given.half)

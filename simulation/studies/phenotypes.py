@@ -22,12 +22,11 @@ from rich.progress import track
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.cp import factor_match_score
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.paper.measures import shared_error
-from simulation.paper.report import Table
+from simulation.paper.report import Table, written_rows
 from simulation.systems import NO_NOISE, naive, paper_mode, patient_mode
 
 SYSTEMS: dict[str, Callable[..., Factors]] = {
@@ -132,8 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Run the models that the folder lacks, and write their results."""
-    store = given.out / "table.json"
-    rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
+    rows = written_rows(given.out)
     done = {(row["system"], row["epsilon"], row["seed"]) for row in rows}
     jobs = [
         (system, epsilon, seed)

@@ -35,7 +35,6 @@ import numpy as np
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.evaluation.prediction import code_presence, evened
-from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import SolverSettings
@@ -46,9 +45,9 @@ from dpfact_flower.tensor.cp import factor_match_score
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines import pooled
 from simulation.paper.measures import codes_of, death_scores, projected, shared_error
-from simulation.paper.report import Table
+from simulation.paper.report import Table, written_rows
 from simulation.studies import against_epsilon, needed
-from simulation.studies.halves import HALVES, half, merged
+from simulation.studies.halves import add_half, half, merged
 from simulation.systems import NO_NOISE, patient_mode, shuffled, unit_columns
 
 _ITERATIONS = 150
@@ -273,9 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--references", type=at_least(2), default=4, help="number of fits without noise"
     )
-    parser.add_argument(
-        "--half", choices=HALVES, default="both", help="which half of each site's patients"
-    )
+    add_half(parser)
     parser.add_argument(
         "--merge", type=at_least(1), default=1, help="merge so many sites into one, in order"
     )
@@ -289,8 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Run the cells that the folder lacks, and write their results."""
-    store = given.out / "table.json"
-    rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
+    rows = written_rows(given.out)
     for folder in given.data:
         cohort = half(merged(Cohort.load(folder), given.merge), given.half)
         for rank in given.ranks:
