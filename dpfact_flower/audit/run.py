@@ -45,9 +45,8 @@ def audit(
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)
     if chosen is None:
-        raise SettingsError(
-            f"site: must be one of {', '.join(s.name for s in sites)}; got {site!r}"
-        )
+        names = ", ".join(one.name for one in sites)
+        raise SettingsError(f"site: must be one of {names}; got {site!r}")
     folder = state_dir and state_dir / chosen.name
     if folder and not folder.is_dir():
         raise StateError(f"{folder}: no such folder; give the state-dir that holds {chosen.name}")

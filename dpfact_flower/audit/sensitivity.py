@@ -51,17 +51,11 @@ def audit_sensitivity(
                 moved = with_extra[release] - without[release]
                 farthest[release] = max(farthest[release], _share(moved, release))
                 changed[release] += not np.array_equal(moved, part[release])
+    pairs = trials * _CANARIES_A_TRIAL
+    detail = f"in {pairs} pairs of sites, how often more than one patient's part changed"
     return (
         *(_reach(target, release, farthest[release]) for release in planned),
-        *(
-            count_of(
-                f"others' parts: {target.name(release)}",
-                changed[release],
-                f"in {trials * _CANARIES_A_TRIAL} pairs of sites, how often more than one "
-                "patient's part changed",
-            )
-            for release in planned
-        ),
+        *(count_of(f"others' parts: {target.name(r)}", changed[r], detail) for r in planned),
     )
 
 

@@ -15,6 +15,7 @@ from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH, Facts, chance_
 from dpfact_flower.tensor.triangle import strict_size
 
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
+Quantity = Literal["rank", "epsilon", "patients", "codes", "sites"]
 
 _HOPELESS, _CLEAR = 0.1, 1.5
 """Chance below which a run is called hopeless, unless its signal is at least `_CLEAR`, because
@@ -38,7 +39,7 @@ class Lever(NamedTuple):
     `chance` is the forecast chance after doubling the quantity, or after halving `rank` or `codes`.
     """
 
-    name: Literal["rank", "epsilon", "patients", "codes", "sites"]
+    name: Quantity
     good: float
     chance: float
 
@@ -95,7 +96,7 @@ def outlook_of(plan: PatientPlan) -> Outlook:
     elif chance < _HOPELESS and signal < _CLEAR:
         verdict = "hopeless"
     levers = _levers(plan, strength)
-    sentence = _sentence(verdict, facts, signal, plan.epsilon, levers)
+    sentence = _sentence(plan, verdict, signal, chance, levers)
     return Outlook(verdict, sentence, signal, chance, levers)
 
 
@@ -132,15 +133,18 @@ def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     codes, fewest = sum(facts.sizes), facts.rank * len(facts.sizes)
     fewer, root = math.floor(codes / lacking**2), math.sqrt(2)
     steep, gain = (1, 2.0) if facts.sharing else (2, root)
-    found = (
-        Lever("rank", float(math.floor(facts.rank / lacking**2)), root if facts.rank > 1 else 1.0),
-        Lever("epsilon", needed, 2.0**power),
-        Lever("patients", float(math.ceil(facts.patients * lacking)), 2.0),
-        Lever("codes", float(fewer if fewer >= fewest else 0), root),
-        Lever("sites", float(math.ceil(facts.sites * lacking**steep)), gain),
+
+    def lever(name: Quantity, good: float, gain: float) -> Lever:
+        return Lever(name, float(good), chance_of(strength * gain))
+
+    levers = (
+        lever("rank", math.floor(facts.rank / lacking**2), root if facts.rank > 1 else 1.0),
+        lever("epsilon", needed, 2.0**power),
+        lever("patients", math.ceil(facts.patients * lacking), 2.0),
+        lever("codes", fewer if fewer >= fewest else 0, root),
+        lever("sites", math.ceil(facts.sites * lacking**steep), gain),
     )
-    changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
-    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: ties keep their order
+    return tuple(sorted(levers, key=lambda lever: -lever.chance))  # stable: ties keep their order
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
@@ -149,26 +153,27 @@ def _fewer(sizes: tuple[int, ...], most: int) -> str:
 
 
 def _sentence(
-    verdict: Verdict, facts: Facts, signal: float, epsilon: float, levers: tuple[Lever, ...]
+    plan: PatientPlan, verdict: Verdict, signal: float, chance: float, levers: tuple[Lever, ...]
 ) -> str:
-    asked = (
+    facts = plan.facts
+    planned = (
         f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
-        f"{facts.rank} phenotypes at epsilon {epsilon:g}"
+        f"{facts.rank} phenotypes at epsilon {plan.epsilon:g}"
     )
     good = GOOD_STRENGTH / math.sqrt(facts.rank)
-    chance = f"{100 * chance_of(signal * math.sqrt(facts.rank)):.0f} in 100"
-    held = f"about {chance} runs on real cohorts like this one found real phenotypes"
+    share = f"{100 * chance:.0f} in 100"
+    found = f"about {share} runs on real cohorts like this one found real phenotypes"
     if verdict == "good":
-        return f"{asked}: phenotypes are {signal:.1f} times as strong as the noise; {held}."
+        return f"{planned}: phenotypes are {signal:.1f} times as strong as the noise; {found}."
     ways = [way for lever in levers if (way := _way(lever, facts))]
     helps = f"What helps most: {ways[0]}; or {', '.join(ways[1:])}, or some of each."
     if verdict == "weak":
         return (
-            f"{asked}: the noise will blur all but clear-cut phenotypes (signal {signal:.1f}, "
-            f"{good:.1f} is good); {held}. {helps}"
+            f"{planned}: the noise will blur all but clear-cut phenotypes (signal {signal:.1f}, "
+            f"{good:.1f} is good); {found}. {helps}"
         )
     return (
-        f"{asked}: the phenotypes will drown in noise (signal {signal:.2f}, {good:.1f} is good), "
+        f"{planned}: the phenotypes will drown in noise (signal {signal:.2f}, {good:.1f} is good), "
         f"so don't spend the budget on this. {helps}"
     )
 

@@ -215,9 +215,8 @@ class RunningAverage:
         if before is not None and before.sites == newest.sites:
             old, new = self._share, 1 - self._share
             values = np.float32(old) * before.values + np.float32(new) * newest.values
-            newest = newest._replace(
-                values=values, sigma=math.hypot(old * before.sigma, new * sigma)
-            )
+            sigma = math.hypot(old * before.sigma, new * sigma)
+            newest = newest._replace(values=values, sigma=sigma)
         self._averages[mode] = newest
         return newest
 

@@ -41,8 +41,8 @@ def errors(axes: Axes, summary: Summary, measure: str = "fit") -> None:
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
     if measure not in ERRORS:
         raise DataError(f"measure: must be one of {', '.join(ERRORS)}; got {shown(measure)}")
-    values = {error.round: getattr(error, measure) for error in summary.errors.error_by_round}
-    values = {number: value for number, value in values.items() if value is not None}
+    by_round = summary.errors.error_by_round
+    values = {e.round: value for e in by_round if (value := getattr(e, measure)) is not None}
     _line(axes, list(values), list(values.values()), color=BLUE, marker="o")
     axes.set_title(ERRORS[measure])
     axes.ticklabel_format(axis="y", useOffset=False)

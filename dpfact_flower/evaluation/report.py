@@ -65,15 +65,14 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
         for v in model.vocabularies
     }
+    present = {name for of_mode in systems.values() for name in of_mode.values()}
     return {
         "summary": summary,
         "first_line": prose.first_line(table, summary.rank, words, unit),
         "unit": unit,
         "cards": own,
         "systems": systems,
-        "legend": [
-            each for each in BODY_SYSTEMS if any(each in of.values() for of in systems.values())
-        ],
+        "legend": [name for name in BODY_SYSTEMS if name in present],
         "shown": _SHOWN,
         "replications": run.replications,
         "fair": FAIR,
@@ -127,9 +126,7 @@ def _figures(run: FinishedRun) -> dict[str, Any]:
     figures: dict[str, Any] = {"auc": {}}
     summary, records = run.summary, run.records
     if summary.errors and len(summary.errors.error_by_round) > 1:
-        panels = (
-            partial(plots.errors, summary=summary, measure=measure) for measure in plots.ERRORS
-        )
+        panels = (partial(plots.errors, summary=summary, measure=name) for name in plots.ERRORS)
         label = "Error of the sites' models by round"
         figures["convergence"] = figure("convergence", label, 2.6, *panels)
     if records:
