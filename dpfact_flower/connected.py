@@ -43,7 +43,7 @@ class ConnectedSites:
         self.left_out: frozenset[int] = frozenset()
         self.timeout = self.seconds = coordinator.run.round_timeout
         self.sent: list[Message] = []
-        self._came: list[Message] = []
+        self._received: list[Message] = []
         self._began = 0.0
 
     def use(self, grid: Grid) -> RetryingGrid:
@@ -105,7 +105,7 @@ class ConnectedSites:
     def begin(self, seconds: float) -> None:
         """Begin a round in which sites have at most `seconds`, or `timeout`, to answer."""
         self.sent.clear()
-        self._came.clear()
+        self._received.clear()
         self._began, self.seconds = time.perf_counter(), min(self.timeout, seconds)
 
     def messages(
@@ -140,28 +140,28 @@ class ConnectedSites:
         # An error about a lost node comes from the SuperLink and has the SuperLink's node ID, so a
         # reply's own node ID is not used.
         node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self.sent}
-        came: dict[int, Message] = {}
+        received: dict[int, Message] = {}
         for reply in replies:
             if (number := reply.metadata.reply_to_message_id) in node_of:
-                came[node_of[number]] = reply
-        self._came += came.values()
-        return came
+                received[node_of[number]] = reply
+        self._received += received.values()
+        return received
 
     def usable(
-        self, came: Mapping[int, Message], shapes: Sequence[tuple[int, ...]]
+        self, received: Mapping[int, Message], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[SiteReply], list[Failure]]:
         """Return the usable replies, and a failure for each other site that got a request."""
-        lost = {n: self.names.of(n) for n, reply in came.items() if is_lost(reply)}
+        lost = {n: self.names.of(n) for n, reply in received.items() if is_lost(reply)}
         nodes = dict.fromkeys(message.metadata.dst_node_id for message in self.sent)
         usable: list[SiteReply] = []
         failed: dict[int, str] = {}
-        for node, reply in came.items():
+        for node, reply in received.items():
             outcome = self.read(reply, node, shapes, nodes.keys() - lost.keys())
             if isinstance(outcome, SiteReply):
                 usable.append(outcome)
             else:
                 failed[node] = outcome
-        failed |= {n: f"no reply within {self.seconds:g} s" for n in nodes if n not in came}
+        failed |= {n: f"no reply within {self.seconds:g} s" for n in nodes if n not in received}
         back = {reply.site for reply in usable}  # a site may return with a new node number
         return usable, [
             Failure(called(node, self.names.of(node)), reason)
@@ -194,4 +194,4 @@ class ConnectedSites:
     @property
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received in the round."""
-        return records.serialised_bytes(*self.sent), records.serialised_bytes(*self._came)
+        return records.serialised_bytes(*self.sent), records.serialised_bytes(*self._received)

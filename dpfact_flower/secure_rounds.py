@@ -41,10 +41,10 @@ class SecureRounds:
     def _agree(self, number: int) -> None:
         """Collect the sites' public keys."""
         coordinator, least = self._coordinator, self._coordinator.run.min_sites
-        found: dict[str, Member] = {}
+        members: dict[str, Member] = {}
 
         def take(site: str, parts: Sequence[bytes]) -> None:
-            found[site] = Member(site, *parts)
+            members[site] = Member(site, *parts)
 
         for _ in range(MOST_ASKED):
             assert coordinator.secure is not None
@@ -55,14 +55,14 @@ class SecureRounds:
             stage = SecureStage("keys", asked=tuple(sorted(self._nodes)))
             request = replace(coordinator.request(number), secure=stage)
             asked = dict.fromkeys(self._nodes.values(), request)
-            came = self._sites.ask(asked, charged=False)
-            found.clear()
-            self._take(self._nodes, came, _KEY_PARTS, take)
-            if found.keys() == self._nodes.keys():
-                self._members = tuple(found[site] for site in sorted(found))
+            replies = self._sites.ask(asked, charged=False)
+            members.clear()
+            self._take(self._nodes, replies, _KEY_PARTS, take)
+            if members.keys() == self._nodes.keys():
+                self._members = tuple(members[site] for site in sorted(members))
                 self._keep(self._last)
                 return
-            self._nodes = {site: self._nodes[site] for site in found}
+            self._nodes = {site: self._nodes[site] for site in members}
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._failed.items()))
         fault = f"in each of {MOST_ASKED} attempts, a site failed to send its key"
         if len(self._nodes) < least:
@@ -82,10 +82,10 @@ class SecureRounds:
         self.current = SecureSum(self._members, self._last, request, planned)
         return self._attempt(self.current, request)
 
-    def _attempt(self, adding: SecureSum, request: RoundRequest) -> dict[int, RoundRequest]:
-        staged = replace(request, secure=adding.stage)
-        self._keep(adding.last)
-        return {self._nodes[site]: staged for site in adding.names if site in self._nodes}
+    def _attempt(self, secure_sum: SecureSum, request: RoundRequest) -> dict[int, RoundRequest]:
+        staged = replace(request, secure=secure_sum.stage)
+        self._keep(secure_sum.last)
+        return {self._nodes[site]: staged for site in secure_sum.names if site in self._nodes}
 
     def _keep(self, last: Attempt) -> None:
         """Write the sites' public keys and the latest attempt to the run's folder."""
@@ -105,28 +105,28 @@ class SecureRounds:
         sites). If the sum fails, there are no totals, and replies only from charged sites.
         """
         assert self.current is not None
-        adding, request = self.current, self._coordinator.request(number)
+        secure_sum, request = self.current, self._coordinator.request(number)
         while True:
-            self._take(adding.names, replies, _VECTOR_PARTS, adding.take_vector)
-            if adding.complete or not adding.may_go_on:
+            self._take(secure_sum.names, replies, _VECTOR_PARTS, secure_sum.take_vector)
+            if secure_sum.complete or not secure_sum.may_go_on:
                 break
-            adding.next_attempt()
-            replies = self._sites.ask(self._attempt(adding, request), charged=True)
-        if adding.complete:
+            secure_sum.next_attempt()
+            replies = self._sites.ask(self._attempt(secure_sum, request), charged=True)
+        if secure_sum.complete:
             for _ in range(MOST_ASKED):
-                if not adding.closed:
+                if not secure_sum.closed:
                     break
-                stages = adding.openings()
-                self._keep(adding.last)
+                stages = secure_sum.openings()
+                self._keep(secure_sum.last)
                 opening = {self._nodes[s]: replace(request, secure=stages[s]) for s in stages}
                 opened = self._sites.ask(opening, charged=True)
-                self._take(stages, opened, _OPENING_PARTS, adding.take_opening)
-            for site in adding.closed:
+                self._take(stages, opened, _OPENING_PARTS, secure_sum.take_opening)
+            for site in secure_sum.closed:
                 self._failed.setdefault(site, "too few sites helped to open its mask")
-            if not adding.closed:
-                summed = [SiteReply(site, ()) for site in adding.names]
-                return summed, self._failures(), adding.slots()
-        return [SiteReply(site, ()) for site in sorted(adding.paid)], self._failures(), []
+            if not secure_sum.closed:
+                summed = [SiteReply(site, ()) for site in secure_sum.names]
+                return summed, self._failures(), secure_sum.slots()
+        return [SiteReply(site, ()) for site in sorted(secure_sum.paid)], self._failures(), []
 
     def _take(
         self,

@@ -158,13 +158,13 @@ class DPFact(TrainOnlyStrategy):
         The arrays are None if the quorum was missed. No metric is computed from patients' data.
         """
         sites, number = self._sites, self._finished_before + server_round
-        came, sums, charged = sites.by_node(replies), None, set[str]()
+        received, sums, charged = sites.by_node(replies), None, set[str]()
         times = sorted(sites.grid.seconds.values())  # `finish` sends further requests
         if self._secure is not None and self._secure.current:
-            usable, failures, sums = self._secure.finish(number, came)
+            usable, failures, sums = self._secure.finish(number, received)
             charged = self._secure.current.paid
         else:
-            usable, failures = sites.usable(came, self.coordinator.rule.reply_shapes(number))
+            usable, failures = sites.usable(received, self.coordinator.rule.reply_shapes(number))
         quorum, (bytes_down, bytes_up) = self.coordinator.run.min_sites, sites.traffic
         record = self.coordinator.close_round(
             number, usable, failures, bytes_down=bytes_down, bytes_up=bytes_up,

@@ -62,17 +62,17 @@ def titles(model: GlobalModel) -> dict[int, str]:
 
 def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
     """Make a unique title for each phenotype from its leading codes."""
-    led = Counter(
+    leads = Counter(
         (mode, row.code)
         for rows in phenotypes.values()
         for mode, of_mode in rows.items()
         for row in leading(of_mode)
     )
-    common = {code for code, times in led.items() if times > max(1, _COMMON * len(phenotypes))}
-    found = {number: _title(rows, common) for number, rows in phenotypes.items()}
-    taken = Counter(found.values())
-    found |= {n: _title(phenotypes[n], set()) for n, text in found.items() if taken[text] > 1}
-    return unique(found)
+    common = {code for code, times in leads.items() if times > max(1, _COMMON * len(phenotypes))}
+    made = {number: _title(rows, common) for number, rows in phenotypes.items()}
+    uses = Counter(made.values())
+    made |= {n: _title(phenotypes[n], set()) for n, text in made.items() if uses[text] > 1}
+    return unique(made)
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:

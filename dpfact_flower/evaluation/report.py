@@ -153,7 +153,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
     made = prose.made_titles(codes)
     chances = dict(enumerate(model.false_discovery, start=1))
     same = alike(model.factors) if chances else None
-    found = []
+    content = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
         pairs = pairs_of(number, run.replications)
@@ -166,7 +166,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
             prose.review_sentence(run.reviewed.get(number)),
         ]
         named = model.names.get(number)
-        found.append(
+        content.append(
             {
                 "number": number,
                 "title": named or made[number],
@@ -180,7 +180,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
                 ),
             }
         )
-    return found
+    return content
 
 
 def _listed(rows: Sequence[CodeRow]) -> list[CodeRow]:
