@@ -181,43 +181,43 @@ def measure(
     def fit(of: Factors) -> float:
         return shared_error(tensors(), of, nonnegative=solver.nonnegative).fit
 
+    # Sites with a different loss did not minimise the squared error.
+    both = zip(tensors(), _models(stores), strict=True)
+    measured = Measured(
+        fms=factor_match_score(features, selected.truth.factors) if selected.truth else None,
+        auc=None,
+        predictions={},
+        sites_without_a_round=tuple(s.name for s in selected.sites if s not in sites),
+        errors=_errors(stores, sites, both) if losses.find(solver.loss).is_squared else None,
+        fit_shared=fit(features),
+        fit_frequencies=fit(code_frequencies(tensors())),
+        coherence=None,
+    )
+    if measured.is_uninformative:  # an AUC computed from noise would mislead
+        watch("measuring", 1.0)
+        return measured, SharedPhenotypes(None, None)
+    watch("measuring", 0.3)
     memberships = [
         scores(site.tensor, features, nonnegative=solver.nonnegative).astype(np.float32)
         for site in sites
     ]
-    # Sites with a different loss did not minimise the squared error.
-    both = zip(tensors(), _models(stores), strict=True)
-    errors = _errors(stores, sites, both) if losses.find(solver.loss).is_squared else None
-    fit_shared, fit_frequencies = fit(features), fit(code_frequencies(tensors()))
-    is_informative = fit_shared > fit_frequencies
-    watch("measuring", 0.3)
     sample = _sampled(memberships, sites)
-    # An AUC computed from noise would mislead.
-    labels = cohort.labels if is_informative else ()
-    predictions = {label: predict_outcome(*sample, label) for label in labels}
+    predictions = {label: predict_outcome(*sample, label) for label in cohort.labels}
     aucs = [prediction.overall.memberships for prediction in predictions.values()]
-    measured = Measured(
-        fms=factor_match_score(features, selected.truth.factors) if selected.truth else None,
+    measured = replace(
+        measured,
         auc=aucs[0].mean if aucs and aucs[0] else None,
         predictions=predictions,
-        sites_without_a_round=tuple(s.name for s in selected.sites if s not in sites),
-        errors=errors,
-        fit_shared=fit_shared,
-        fit_frequencies=fit_frequencies,
-        coherence=coherence(features, (site.tensor for site in sites)) if is_informative else None,
+        coherence=coherence(features, (site.tensor for site in sites)),
     )
-    tables = SharedPhenotypes(None, None)
-    if is_informative:
-        watch("measuring", 0.8)
-        give_back()
-        rank = features[0].shape[1]  # with `auto_rank`, a site's own model has more columns
-        own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for m in _models(stores)]
-        tables = SharedPhenotypes(
-            phenotype_table(memberships, features, sites),
-            site_usage(own, [site.name for site in sites]),
-        )
+    watch("measuring", 0.8)
+    give_back()
+    rank = features[0].shape[1]  # with `auto_rank`, a site's own model has more columns
+    own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for m in _models(stores)]
+    table = phenotype_table(memberships, features, sites)
+    usage = site_usage(own, [site.name for site in sites])
     watch("measuring", 1.0)
-    return measured, tables
+    return measured, SharedPhenotypes(table, usage)
 
 
 def _finished(

@@ -105,9 +105,9 @@ def code_digest() -> str:
 
 
 class Store:
-    """Results in a folder, one file per job. `code` is the digest of the code that computed them.
+    """Results in a folder, one file per job.
 
-    By default, this is the current code.
+    `code` is the digest of the code that computed the results, by default of the current code.
     """
 
     def __init__(self, folder: Path, code: str = "") -> None:
