@@ -65,10 +65,10 @@ def phenotype_table(
         carrying &= present @ leading_codes(factor).astype(np.float64) > 0
     carriers, both, owners = (mask.sum(axis=0) for mask in (carrying, who & carrying, who))
     patients, with_any = len(who), np.count_nonzero(who.any(axis=1))
-    tells_others = len(owners) > 1 and (with_any - owners < SMALL).any()
+    reveals_others = len(owners) > 1 and (with_any - owners < SMALL).any()
     almost_all = patients - owners < SMALL
     norms = np.linalg.norm(everybody, axis=0)
-    tells = _tells_outside(both, carriers, owners, patients)
+    reveals = _reveals_outside(both, carriers, owners, patients)
     sizes = {site.name: len(site) for site in sites}
     counts = {site.name: own.sum(axis=0) for site, own in zip(sites, has, strict=True)}
     return PhenotypeTable(
@@ -81,13 +81,13 @@ def phenotype_table(
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
                 by_site=_by_site({name: int(own[r]) for name, own in counts.items()}, sizes),
-                precision=_unless(almost_all[r], _guarded(both[r], owners[r])),
-                carriers=_unless(tells[r], _guarded(carriers[r], patients)),
+                precision=_hidden_if(almost_all[r], _guarded(both[r], owners[r])),
+                carriers=_hidden_if(reveals[r], _guarded(carriers[r], patients)),
             )
             for r in range(who.shape[1])
         ),
         {name: _rate(label, np.ones(patients, bool)) for name, label in labels.items()},
-        _unless(tells_others, _guarded(patients - with_any, patients)),
+        _hidden_if(reveals_others, _guarded(patients - with_any, patients)),
     )
 
 
@@ -97,7 +97,7 @@ def _codes(
     """For one mode, return the codes with the largest weights in each phenotype."""
     carriers, everybody = who.T.astype(np.float64) @ present, present.sum(axis=0)
     patients, owners = len(who), who.sum(axis=0)
-    tells = _tells_outside(carriers, everybody, owners[:, None], patients)
+    reveals = _reveals_outside(carriers, everybody, owners[:, None], patients)
     shares = column_shares(factor)
     order = np.argsort(-np.abs(shares), axis=0, kind="stable")[:_CODES]
 
@@ -106,8 +106,8 @@ def _codes(
             vocabulary.codes[at],
             vocabulary.descriptions[at],
             float(shares[at, r]),
-            observed=_unless(patients - owners[r] < SMALL, _guarded(carriers[r, at], owners[r])),
-            everybody=_unless(tells[:, at].any(), _guarded(everybody[at], patients)),
+            observed=_hidden_if(patients - owners[r] < SMALL, _guarded(carriers[r, at], owners[r])),
+            everybody=_hidden_if(reveals[:, at].any(), _guarded(everybody[at], patients)),
         )
 
     return [
@@ -116,7 +116,7 @@ def _codes(
     ]
 
 
-def _tells_outside(
+def _reveals_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
     """Return whether a code's counts reveal a small count among patients without a phenotype.
@@ -142,9 +142,9 @@ def _guarded(count: Count, patients: Count) -> Any:
     return float(count / patients)
 
 
-def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
+def _hidden_if(reveals: bool | np.bool_, shown: float | str | None) -> Any:
     """Return the value to show, or ``hidden`` if the value would reveal a small count."""
-    return "hidden" if tells and isinstance(shown, float) else shown
+    return "hidden" if reveals and isinstance(shown, float) else shown
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
@@ -160,15 +160,16 @@ def _hidden(counts: Mapping[str, int], sizes: Mapping[str, int]) -> list[str]:
     small = [site for site, count in counts.items() if count < SMALL]
     others = sorted(counts.keys() - small, key=lambda site: (counts[site], site))
     hidden: list[str] = []
-    while small and sum(counts.values()) >= SMALL and _tells(counts, small, hidden, others, sizes):
+    if not small or sum(counts.values()) < SMALL:
+        return hidden
+    while _reveals(counts, small, hidden, others, sizes):
         if not others:
-            hidden += small
-            break
+            return hidden + small
         hidden.append(others.pop(0))
     return hidden
 
 
-def _tells(
+def _reveals(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip

@@ -40,14 +40,14 @@ _COLUMNS = {
 
 
 def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
-    """Return a model's measures. The prefix ``dealt_`` marks the values expected by chance."""
+    """Return a model's measures. The prefix ``chance_`` marks the values expected by chance."""
     together = coherence(model, (site.tensor for site in held_out.sites))
-    found = {"npmi": together.value, "dealt_npmi": together.by_chance}
+    found = {"npmi": together.value, "chance_npmi": together.by_chance}
     for own in clinical_measures(GlobalModel(model, fitted.vocabularies)):
         name = _SHORT[own.classification]
         found |= {
-            f"about_{name}": own.about, f"dealt_about_{name}": own.about_by_chance,
-            f"pairs_{name}": own.pairs, f"dealt_pairs_{name}": own.pairs_by_chance,
+            f"about_{name}": own.about, f"chance_about_{name}": own.about_by_chance,
+            f"pairs_{name}": own.pairs, f"chance_pairs_{name}": own.pairs_by_chance,
             f"grouped_{name}": own.grouped, f"codes_{name}": own.codes,
         }  # fmt: skip
     return found

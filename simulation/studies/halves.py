@@ -23,7 +23,7 @@ def add_half(parser: argparse.ArgumentParser) -> None:
 def half(cohort: Cohort, which: str) -> Cohort:
     """Return one half of every site's patients, drawn with a fixed seed. "both" means everybody.
 
-    The returned cohort's name tells which half it is.
+    The name of the returned cohort ends with the name of the half.
     """
     if which == "both":
         return cohort

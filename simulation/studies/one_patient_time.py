@@ -60,7 +60,7 @@ class Row:
 
 
 class _Once:
-    """A site's file, read for each request, because a deployed process ends after each message."""
+    """A site's file, read anew for each request, as in a process that handles one message."""
 
     def __init__(self, path: Path, like: SiteData) -> None:
         self.name, self.vocabularies, self._path = like.name, like.vocabularies, path

@@ -111,8 +111,9 @@ def write(rows: list[dict[str, Any]], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     Table("table", rows).write(out)
     (out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
+    drawn = figure(rows)
     for kind in ("png", "svg"):
-        figure(rows).savefig(out / f"fms_against_epsilon.{kind}", dpi=120)
+        drawn.savefig(out / f"fms_against_epsilon.{kind}", dpi=120)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,7 +36,7 @@ _OWN, _ONE = -1, -2
 """Values that replace a number of slots: noise at each site, and one site with all patients."""
 
 
-def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
+def assigned(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
     """Draw at most `patients` patients at random, and assign them to sites."""
     tensor = pooled(cohort)
     order = np.random.default_rng(seed).permutation(tensor.n_patients)[:patients]
@@ -54,7 +54,9 @@ class SecureStudy(Study):
     slots = _OWN
 
     def _private(self, epsilon: float, seed: int) -> Factors:
-        cohort = dealt(self.cohort, 1, len(self.cohort), 0) if self.slots == _ONE else self.cohort
+        cohort = self.cohort
+        if self.slots == _ONE:
+            cohort = assigned(cohort, 1, len(cohort), 0)
         privacy = PrivacySettings(
             epsilon=epsilon, patients=len(cohort), secure_sums=self.slots >= 0,
             secure_slots=max(self.slots, 0),
@@ -93,7 +95,7 @@ def rows(given: argparse.Namespace, cohort: Cohort) -> Iterator[dict[str, Any]]:
     """Yield a row for each system as soon as it is measured. Only noiseless fits stay on disk."""
     for rank in given.ranks:
         for place, sites in enumerate(given.sites):
-            parts = dealt(cohort, sites, given.patients, given.draw)
+            parts = assigned(cohort, sites, given.patients, given.draw)
             folder = given.out / "models" / f"{cohort.name}-{rank}"
             study = SecureStudy(parts, rank, given.references, folder)
             systems = {"own noise": _OWN} | {f"{g or 'planned'} slots": g for g in given.slots}

@@ -113,7 +113,7 @@ def test_the_auc_of_known_pairs_counts_pairs_of_pairs():
 
 
 @pytest.mark.slow
-def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
+def test_a_phenotype_of_each_disease_is_found_and_shuffled_codes_are_not():
     features, lists = three_diseases()
     systems, ccs = clinical.clinical_measures(GlobalModel(features, lists))
     assert (ccs.classification, systems.classification) == (clinical.CCS, clinical.BODY_SYSTEMS)
@@ -131,7 +131,7 @@ def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
     assert abs(ccs.pairs_by_chance - 0.5) < 0.1
 
 
-def test_dealt_codes_keep_their_weights():
+def test_shuffled_codes_keep_their_weights():
     features, _ = three_diseases()
     other = clinical.shuffled(features, np.random.default_rng(0))
     for before, after in zip(features, other, strict=True):
@@ -231,7 +231,7 @@ def test_coherence_is_that_of_patients_counted_one_by_one():
     assert -1 < expected < 1
 
 
-def test_phenotypes_that_patients_have_are_coherent_and_dealt_ones_are_not():
+def test_phenotypes_that_patients_have_are_coherent_and_shuffled_ones_are_not():
     rng = np.random.default_rng(0)
     truth = [np.kron(np.eye(4), np.ones((5, 1))) + 0.01 * rng.random((20, 4)) for _ in range(2)]
     kinds = rng.integers(4, size=400)
