@@ -147,16 +147,16 @@ def certainties(
 
 
 def first_line(
-    table: tables.PhenotypeTable | None, rank: int, words: Sequence[str], unit: str
+    table: tables.PhenotypeTable | None, rank: int, labels: Sequence[str], unit: str
 ) -> str:
     """Summarise a run in one sentence, such as ``Twenty patterns; nine are stable``.
 
-    `words` holds labels that `certainty` returned. `unit` names the rows, such as ``patients``.
+    `labels` were returned by `certainty`. `unit` names the rows, such as ``patients``.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):
-        if {*words} & {best, *others}:
-            sure = words.count(best)
+        if {*labels} & {best, *others}:
+            sure = labels.count(best)
             are = "is" if sure < 2 else "are"
             parts.append(f"{counted(sure) if sure else 'none'} {are} {best}")
     if table is not None and isinstance(table.without, float):

@@ -58,7 +58,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     model, summary, records, table = run.model, run.summary, run.records, run.tables.table
     measured, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
     own, uninformative = cards(run), run.uninformative
-    words = [word for card in own for word in card["certainty"]]
+    certainties = [label for card in own for label in card["certainty"]]
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
     systems = {
@@ -68,7 +68,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     present = {name for of_mode in systems.values() for name in of_mode.values()}
     return {
         "summary": summary,
-        "first_line": prose.first_line(table, summary.rank, words, unit),
+        "first_line": prose.first_line(table, summary.rank, certainties, unit),
         "unit": unit,
         "cards": own,
         "systems": systems,

@@ -183,14 +183,14 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
     return Verdicts(key.phenotype, highest, near, decision, name)
 
 
-def apply_verdicts(folder: Path, found: Verdicts) -> None:
+def apply_verdicts(folder: Path, verdicts: Verdicts) -> None:
     """Write a review's decision, rounded results and any new phenotype name to ``names.toml``."""
-    if found.decision == "name" and not found.name:
+    if verdicts.decision == "name" and not verdicts.name:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
-    names = {found.phenotype: found.name} if found.decision == "name" else {}
-    shares = (*found.highest.public_share, *found.near.public_share)
-    review = run_folder.Review("drop" if found.decision == "drop" else "keep", *shares)
-    run_folder.write_names(folder, run_folder.Names(names, {found.phenotype: review}))
+    names = {verdicts.phenotype: verdicts.name} if verdicts.decision == "name" else {}
+    shares = (*verdicts.highest.public_share, *verdicts.near.public_share)
+    review = run_folder.Review("drop" if verdicts.decision == "drop" else "keep", *shares)
+    run_folder.write_names(folder, run_folder.Names(names, {verdicts.phenotype: review}))
 
 
 def _chosen(
