@@ -1,8 +1,9 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
 Half of the items are phenotypes of the model. The others are made up: one leading code, or all
-codes of one mode, come from another phenotype. The key says which items are real, so nobody should
-read the key before the survey ends. The files reveal no more about patients than the model does.
+codes of one of several modes, come from another phenotype. The key says which items are real, so
+nobody should read the key before the survey ends. The files reveal no more about patients than the
+model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,9 +152,10 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
         raise DataError(f"survey: needs {_FEWEST} phenotypes with codes, not {len(lists)}")
     numbers = rng.permutation([*lists])[:most].tolist()
     made = len(numbers) // 2
+    mixed = made // 2 if len(model.modes) > 1 else 0  # the list of a single mode would be real
     items = [
-        *_exchanged_lists(lists, numbers[: made // 2]),
-        *(_exchanged_code(lists, number, rng) for number in numbers[made // 2 : made]),
+        *_exchanged_lists(lists, model.modes[-1], numbers[:mixed]),
+        *(_exchanged_code(lists, number, rng) for number in numbers[mixed:made]),
         *(Item(number, "real", None, _leading(lists[number])) for number in numbers[made:]),
     ]
     return tuple(items[place] for place in rng.permutation(len(items)))
@@ -163,9 +165,8 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
     return {mode: codes[:LEADING_CODES] for mode, codes in by_mode.items()}
 
 
-def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Replace each phenotype's codes in the last mode with those of a dissimilar phenotype."""
-    mode = [*lists[numbers[0]]][-1]
+def _exchanged_lists(lists: Lists, mode: str, numbers: Sequence[int]) -> list[Item]:
+    """Replace each phenotype's codes in one mode with those of a dissimilar phenotype."""
     own = {number: _leading(lists[number]) for number in numbers}
 
     def partners(shift: int) -> list[tuple[int, int]]:
@@ -174,7 +175,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
     def in_common(shift: int) -> int:
         return sum(len({*own[a][mode]} & {*own[b][mode]}) for a, b in partners(shift))
 
-    best = min(range(1, len(numbers)), key=in_common)
+    best = min(range(1, len(numbers)), key=in_common, default=0)
     return [
         Item(number, "other mode", other, own[number] | {mode: own[other][mode]})
         for number, other in partners(best)

@@ -40,16 +40,8 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 @pytest.mark.parametrize(
     ("chance", "word", "sentence"),
     [
-        (
-            0.1,
-            "likely real",
-            "Likely real: a fit to other patients would lack an estimated 10.0 %",
-        ),
-        (
-            0.101,
-            "uncertain",
-            "Uncertain: a fit to other patients would lack an estimated 10.1 %",
-        ),
+        (0.1, "likely real", "Likely real: a fit to other patients would lack an estimated 10.0 %"),
+        (0.101, "uncertain", "Uncertain: a fit to other patients would lack an estimated 10.1 %"),
         (0.6, "doubtful", "Doubtful: a fit to other patients would lack an estimated 60.0 %"),
         (None, "", "Not checked"),
     ],

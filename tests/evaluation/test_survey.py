@@ -9,6 +9,7 @@ import pytest
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.run_folder import read_model, write_model
 from dpfact_flower.evaluation.survey import read_survey, write_survey
 from tests.commands import dpfact
 from tests.evaluation.folders import lines_of, refusal, run_folder
@@ -80,6 +81,13 @@ def test_made_up_lists_are_two_phenotypes_in_one_and_no_list_stands_twice(run, s
     assert {item["other"] for item in items} == {item["phenotype"] for item in items}
     for one, two in combinations(key_of(sheet), 2):
         assert codes(one)["diagnoses"] != codes(two)["diagnoses"]
+
+
+def test_a_model_of_one_mode_has_no_item_of_two_phenotypes(run, tmp_path):
+    factors, lists = read_model(run)
+    write_model(run, factors[:1], lists[:1])
+    kinds = [item["kind"] for item in key_of(write_survey(run, tmp_path / "survey", seed=1))]
+    assert (kinds.count("real"), kinds.count("other code")) == (10, 10)
 
 
 def test_the_exchanged_code_leads_another_phenotype_and_is_far_down_in_its_own(run, sheet):
