@@ -1,7 +1,7 @@
 """Split a cohort's patients into a tuning half and a reporting half, or merge its sites."""
 
-import argparse
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -10,14 +10,9 @@ from simulation.baselines import stacked
 
 HALVES = ("both", "tune", "report")
 OTHER = {"tune": "report", "report": "tune"}
+HALF: Any = {"choices": HALVES, "default": "both", "help": "which half of each site's patients"}
+"""What a study's option ``--half`` accepts."""
 _SEED = 0
-
-
-def add_half(parser: argparse.ArgumentParser) -> None:
-    """Add the option --half, which is "both" by default."""
-    parser.add_argument(
-        "--half", choices=HALVES, default="both", help="which half of each site's patients"
-    )
 
 
 def half(cohort: Cohort, which: str) -> Cohort:

@@ -26,7 +26,7 @@ from dpfact_flower.evaluation.prediction import code_volume, evened
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
 from simulation.paper.report import Table, written_rows
-from simulation.studies.halves import OTHER, add_half, half
+from simulation.studies.halves import HALF, OTHER, half
 from simulation.studies.real_data import Study, reference
 from simulation.systems import naive, paper_mode, patient_mode, shuffled
 
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/peers"))
     parser.add_argument("--rank", type=at_least(1), default=20)
     parser.add_argument("--epsilon", type=read_epsilon, default=1.0)
-    add_half(parser)
+    parser.add_argument("--half", **HALF)
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         run(given)

@@ -47,7 +47,7 @@ from simulation.baselines import pooled
 from simulation.paper.measures import codes_of, death_scores, projected, shared_error
 from simulation.paper.report import Table, written_rows
 from simulation.studies import against_epsilon, needed
-from simulation.studies.halves import add_half, half, merged
+from simulation.studies.halves import HALF, half, merged
 from simulation.systems import NO_NOISE, patient_mode, shuffled, unit_columns
 
 _ITERATIONS = 150
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--references", type=at_least(2), default=4, help="number of fits without noise"
     )
-    add_half(parser)
+    parser.add_argument("--half", **HALF)
     parser.add_argument(
         "--merge", type=at_least(1), default=1, help="merge so many sites into one, in order"
     )

@@ -24,7 +24,7 @@ import numpy as np
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import SettingsError
 from simulation.arguments import at_least, one_line_errors, read_epsilon
-from simulation.studies.halves import add_half, half, merged
+from simulation.studies.halves import HALF, half, merged
 from simulation.studies.nameable import auc, named, tied
 from simulation.studies.real_data import Study
 from simulation.systems import NO_NOISE
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--references", type=at_least(2), default=3, help="number of fits without noise"
     )
-    add_half(parser)
+    parser.add_argument("--half", **HALF)
     parser.add_argument("--merge", type=at_least(1), default=1, help="merge so many sites into one")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):

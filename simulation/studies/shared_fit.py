@@ -25,7 +25,7 @@ from simulation.arguments import at_least, one_line_errors
 from simulation.baselines import Snapshot
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als
-from simulation.studies.halves import add_half, half
+from simulation.studies.halves import HALF, half
 from simulation.systems import coordinate, play
 
 _ROUNDS, _PASSES = 40, 2
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", nargs="+", help="PRESET, PRESET@SEED or a folder")
     parser.add_argument("--rank", type=at_least(1), default=12)
     parser.add_argument("--seed", type=at_least(0), default=0)
-    add_half(parser)
+    parser.add_argument("--half", **HALF)
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         for name in given.data:

@@ -32,7 +32,7 @@ from dpfact_flower.notebook.federated import federate
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.cp import match_columns
 from simulation.arguments import at_least, one_line_errors, read_epsilon
-from simulation.studies.halves import add_half, half, merged
+from simulation.studies.halves import HALF, half, merged
 from simulation.systems import NO_NOISE
 
 _PLANTED = "synthetic:"
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seeds", type=at_least(1), default=1, help="number of models at an epsilon"
     )
-    add_half(parser)
+    parser.add_argument("--half", **HALF)
     parser.add_argument("--merge", type=at_least(1), default=1, help="merge so many sites into one")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
