@@ -35,21 +35,12 @@ class DPFact(Strategy):
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self.coordinator = Coordinator(feature_shape, **options)
-        run = self.coordinator.run
-        if run.aggregation != "sync":
+        run, secure = self.coordinator.run, self.coordinator.secure is not None
+        used = {"aggregation": run.aggregation != "sync", "grace": run.grace, "secure-sums": secure}
+        if settings := ", ".join(setting for setting, is_used in used.items() if is_used):
             raise SettingsError(
-                f"aggregation: {run.aggregation!r} needs the strategy dpfact_flower.DPFact; "
-                "Flower's older strategies are 'sync'"
-            )
-        if run.grace:
-            raise SettingsError(
-                "grace: Flower's older strategies end a round only at ServerConfig's "
-                f"round_timeout; got {run.grace:g}"
-            )
-        if self.coordinator.secure is not None:
-            raise SettingsError(
-                "secure-sums: Flower's older strategies have one message for a round, and secure "
-                "sums need several; use dpfact_flower.DPFact"
+                f"{settings}: Flower's older strategies have one message for a round, and wait for "
+                "all replies until ServerConfig's round_timeout; use dpfact_flower.DPFact"
             )
         self._finished_before = self.coordinator.finished_rounds
         self._asked = 0
