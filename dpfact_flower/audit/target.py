@@ -48,7 +48,7 @@ class AuditTarget:
         if privacy.secure_sums:
             raise SettingsError("secure-sums: audits are for sites alone; set it to false")
         plan = plan_patient(privacy, sizes=site.tensor.feature_shape, rank=solver.rank, sites=sites)
-        return cls(site, privacy.sent(solver), replace(plan.settle(privacy), noise_seed=-1), plan)
+        return cls(site, privacy.sent(solver), replace(plan.settings, noise_seed=-1), plan)
 
     @property
     def sizes(self) -> tuple[int, ...]:

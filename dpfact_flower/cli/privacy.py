@@ -178,9 +178,9 @@ def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
         forecast = {**outlook._asdict(), "levers": [lever._asdict() for lever in outlook.levers]}
     return {
         "rounds": made.rounds,
-        "start_share": made.start_share,
-        "refine_rounds": made.refine_rounds,
-        "delta": made.delta,
+        "start_share": made.settings.start_share,
+        "refine_rounds": made.settings.refine_rounds,
+        "delta": made.settings.delta,
         "releases": [{"name": each.name(modes), **asdict(each)} for each in made.releases],
         "guarantee": made.guarantee().to_dict(),
         "outlook": forecast,

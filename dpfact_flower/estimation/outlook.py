@@ -123,7 +123,8 @@ def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     The strength is proportional to mu and to the number of patients, and inversely proportional to
     the square roots of the rank and of the number of codes.
     """
-    facts, epsilon, delta, lacking = plan.facts, plan.epsilon, plan.delta, GOOD_STRENGTH / strength
+    facts, lacking = plan.facts, GOOD_STRENGTH / strength
+    epsilon, delta = plan.settings.epsilon, plan.settings.delta
     mu = math.sqrt(2 * sum(release.rho for release in plan.releases))
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
     # mu is nearly a power of epsilon. The epsilon for twice the mu determines the exponent.
@@ -158,7 +159,7 @@ def _sentence(
     facts = plan.facts
     planned = (
         f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
-        f"{facts.rank} phenotypes at epsilon {plan.epsilon:g}"
+        f"{facts.rank} phenotypes at epsilon {plan.settings.epsilon:g}"
     )
     good = GOOD_STRENGTH / math.sqrt(facts.rank)
     share = f"{100 * chance:.0f} in 100"

@@ -78,11 +78,6 @@ class ReleaseEvent:
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
 
     @property
-    def mu(self) -> float:
-        """The Gaussian-DP parameter, sensitivity / sigma."""
-        return self.sensitivity / self.sigma
-
-    @property
     def noise_multiplier(self) -> float:
         """The noise multiplier sigma / sensitivity, as defined by Opacus and dp-accounting."""
         return self.sigma / self.sensitivity
@@ -90,7 +85,8 @@ class ReleaseEvent:
     @property
     def rho(self) -> float:
         """The zCDP parameter, sensitivity**2 / (2 * sigma**2) (DPFact paper, Proposition 2.7)."""
-        return 0.5 * self.mu * self.mu
+        ratio = self.sensitivity / self.sigma
+        return 0.5 * ratio * ratio
 
 
 def about_rows(text: str, row_unit: str) -> str:

@@ -72,7 +72,7 @@ class PatientRule(ServerRule):
             privacy, sizes=feature_shape, rank=solver.rank, sites=run.expected_sites
         )
         self.rounds = self.plan.rounds
-        self.privacy = self.plan.settle(privacy)
+        self.privacy = self.plan.settings
         self.selection: Selection = ()
         shape = privacy.codes_kept or feature_shape
         self.factors: Factors = initial_factors(shape, solver.rank, run.seed)

@@ -94,7 +94,7 @@ class PatientRound(RoundWork):
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
     """Return the run's schedule and costs, which the site computes from the request's settings."""
     plan = plan_patient(request.privacy, sizes=feature_shape, rank=request.solver.rank)
-    if plan.settle(request.privacy) != request.privacy:
+    if plan.settings != request.privacy:
         raise MessageError("request: start-share, refine-rounds and bound must have been planned")
     if request.rounds != plan.rounds:
         raise MessageError(

@@ -111,7 +111,7 @@ def requests(rank: int) -> dict[str, RoundRequest]:
     plan = plan_patient(PRIVACY, sizes=sizes, rank=rank)
     first = RoundRequest(
         job="job", round=1, rounds=plan.rounds, seed=0, solver=replace(SOLVER, rank=rank),
-        privacy=plan.settle(PRIVACY), vocabulary="", anchors=(), rule="patient",
+        privacy=plan.settings, vocabulary="", anchors=(), rule="patient",
     )  # fmt: skip
     anchors = initial_factors(sizes, rank, 0)
     asked = {

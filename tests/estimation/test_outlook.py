@@ -19,7 +19,7 @@ epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
 def test_what_is_not_known_is_not_planned_for():
     for unknown in ({"patients": 0}, {"sites": 0}):
         made = plan(epsilon=1000.0, **unknown)
-        assert made.refine_rounds == 1
+        assert made.settings.refine_rounds == 1
         verdict, sentence, signal, *_ = outlook_of(made)
         assert (verdict, math.isnan(signal)) == ("unknown", True)
         assert "patients and sites" in sentence

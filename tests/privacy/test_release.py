@@ -21,7 +21,6 @@ def event(**changes):
 
 
 def test_costs_follow_from_sensitivity_and_sigma():
-    assert event().mu == pytest.approx(0.2)
     assert event().noise_multiplier == pytest.approx(5.0)
     assert event().rho == pytest.approx(0.4**2 / (2 * 2.0**2))
 

@@ -12,7 +12,7 @@ finds the largest mu that the reduced values allow. All releases together then h
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
@@ -65,29 +65,15 @@ MOST_VALUES = 2 * 10**8
 class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
-    `start_share` is the starting release's fraction of the budget left after the code counts. Every
-    mode is refined `refine_rounds` times, with patients' contributions clipped to norm `bound`. The
-    server averages refinements over rounds, with weight `memory` for the earlier average.
+    The server sends `settings`, which include all planned values. The server averages refinements
+    over rounds, with weight `memory` for the earlier average.
     """
 
     releases: tuple[PlannedRelease, ...]
     rounds: int
-    start_share: float
-    refine_rounds: int
-    bound: float
+    settings: PrivacySettings
     memory: float
-    epsilon: float
-    delta: float
     facts: Facts
-
-    def settle(self, settings: PrivacySettings) -> PrivacySettings:
-        """Return the settings with all planned values filled in, for the server to send."""
-        planned: dict[str, Any] = {
-            name: getattr(self, name) for name in ("start_share", "refine_rounds", "bound")
-        }
-        shared = self.facts.sharing._asdict() if self.facts.sharing else {}
-        planned |= {f"secure_{name}": number for name, number in shared.items()}
-        return replace(settings, **planned)
 
     @property
     def start(self) -> PlannedRelease:
@@ -102,7 +88,7 @@ class PatientPlan:
         """Return the privacy guarantee that the whole run gives to the patients of every site."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
         events = [release.event(modes, seeded=False) for release in self.releases]
-        return account(events, self.delta)
+        return account(events, self.settings.delta)
 
 
 def plan_patient(
@@ -116,12 +102,7 @@ def plan_patient(
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
-    if len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
-        allowed = "x".join(map(str, every))
-        raise SettingsError(f"codes: need at most {allowed}, got {shown(settings.codes)}")
-    if sum(kept) < 2:
-        raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
-    _check_size(every, kept, at_least_one("rank", rank))
+    _check_sizes(settings, every, kept, at_least_one("rank", rank))
     sharing = sharing_of(settings, sites)
     facts = Facts(kept, rank, sites, settings.patients, sharing)
 
@@ -139,27 +120,25 @@ def plan_patient(
         sensitivity = bound if KINDS[kind].clipped else 1.0
         count, sigma = KINDS[kind].size(every, kept, mode, rank), sigma_of(rho, sensitivity)
         releases.append(PlannedRelease(kind, number, mode, sensitivity, sigma, count, rho, sharing))
-    if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
-        raise SettingsError(
-            f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
-            f"than {_MOST_NOISE:g} patients, and nothing could be learned from it"
-        )
-    count = sum(release.count for release in releases)
-    if count > MOST_DISCRETE_VALUES:
-        raise SettingsError(
-            f"refine-rounds: {split.rounds} make releases of {count:,} values in all, but "
-            f"the limit is {MOST_DISCRETE_VALUES:,}; choose fewer rounds, phenotypes or codes"
-        )
-    return PatientPlan(
-        tuple(releases), len(releases) + 1, split.share, split.rounds, bound, memory,
-        settings.epsilon, settings.delta, facts,
+    shared = sharing._asdict() if sharing else {}
+    settings = replace(
+        settings, start_share=split.share, refine_rounds=split.rounds, bound=bound,
+        **{f"secure_{name}": number for name, number in shared.items()},
     )  # fmt: skip
+    _check_releases(settings, releases)
+    return PatientPlan(tuple(releases), len(releases) + 1, settings, memory, facts)
 
 
-def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
-    """Refuse a run with a release that is too large for a site."""
-    start, refinement = strict_size(sum(kept)), rank * max(kept) + rank * rank
+def _check_sizes(
+    settings: PrivacySettings, every: Sequence[int], kept: Sequence[int], rank: int
+) -> None:
+    """Refuse numbers of codes that do not match, are too small, or make a release too large."""
     sizes = "x".join(map(str, every))
+    if len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
+        raise SettingsError(f"codes: need at most {sizes}, got {shown(settings.codes)}")
+    if sum(kept) < 2:
+        raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
+    start, refinement = strict_size(sum(kept)), rank * max(kept) + rank * rank
     for what, count, most, advice in (
         (f"sizes: {sizes}", start, MOST_VALUES, "fewer codes, or set codes"),
         (f"rank: {rank}", refinement, MOST_REFINED, "fewer phenotypes"),
@@ -169,6 +148,21 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
                 f"{what} makes a release of {count:,} values, but the limit is {most:,}; choose "
                 f"{advice}"
             )
+
+
+def _check_releases(settings: PrivacySettings, releases: Sequence[PlannedRelease]) -> None:
+    """Refuse a release with too much noise, and releases with too many values in all."""
+    if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
+        raise SettingsError(
+            f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
+            f"than {_MOST_NOISE:g} patients, and nothing could be learned from it"
+        )
+    count = sum(release.count for release in releases)
+    if count > MOST_DISCRETE_VALUES:
+        raise SettingsError(
+            f"refine-rounds: {settings.refine_rounds} make releases of {count:,} values in all, "
+            f"but the limit is {MOST_DISCRETE_VALUES:,}; choose fewer rounds, phenotypes or codes"
+        )
 
 
 def total_rho(epsilon: float, delta: float) -> float:
@@ -187,7 +181,8 @@ def total_rho(epsilon: float, delta: float) -> float:
 class _Split(NamedTuple):
     """The zCDP costs of the releases for the code counts, the start and each refinement.
 
-    `codes` may be 0. `share` and `rounds` equal the plan's `start_share` and `refine_rounds`.
+    `codes` may be 0. `share` is the start's fraction of the budget that the code counts leave.
+    Every mode is refined `rounds` times.
     """
 
     codes: float

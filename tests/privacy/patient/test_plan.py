@@ -86,7 +86,7 @@ def test_schedule_of_a_run():
     assert made.release_of(0) is None
     assert made.release_of(4) is made.releases[3]
     assert made.start is made.releases[1]
-    assert (made.start_share, made.refine_rounds) == (0.5, 2)
+    assert (made.settings.start_share, made.settings.refine_rounds) == (0.5, 2)
 
 
 @pytest.mark.parametrize("sizes", [(5,), (5, 4), (3, 4, 2)])
@@ -127,7 +127,7 @@ def test_events_carry_the_claim_and_the_modes():
 def test_a_site_finds_the_servers_schedule(epsilon, given_):
     settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given_)
     server = plan_patient(settings, sizes=SIZES, rank=50, sites=6)
-    sent = replace(server.settle(settings), patients=0)
+    sent = replace(server.settings, patients=0)
     site = plan_patient(sent, sizes=SIZES, rank=50)
     assert site.releases == server.releases
     assert site.rounds == server.rounds
@@ -138,8 +138,8 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 )
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
-    assert made.refine_rounds == rounds
-    assert made.start_share == 0.7
+    assert made.settings.refine_rounds == rounds
+    assert made.settings.start_share == 0.7
 
 
 def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
@@ -153,7 +153,7 @@ def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
 def test_a_run_without_refinement_spends_all_on_the_start(changes):
     made = plan(**changes)
     assert kinds(made) == [("start", None)]
-    assert (made.start_share, made.refine_rounds, made.rounds) == (1.0, 0, 2)
+    assert (made.settings.start_share, made.settings.refine_rounds, made.rounds) == (1.0, 0, 2)
     assert made.guarantee().headline.epsilon == pytest.approx(4.0, rel=1e-6)
 
 
@@ -182,16 +182,17 @@ def test_plans_that_cannot_be_are_refused(changes, names):
 
 
 def test_signal_that_is_left_over_goes_into_a_wider_bound():
-    assert plan(epsilon=1.0).bound == 0.1
-    assert 0.1 < plan(epsilon=8.0).bound < plan(epsilon=16.0).bound < 1
-    assert plan(epsilon=1e5).bound == 1
-    assert plan(epsilon=1e5, bound=0.2).bound == 0.2
-    assert plan(epsilon=1e5, patients=0, sites=0).bound == 0.1
+    assert plan(epsilon=1.0).settings.bound == 0.1
+    assert 0.1 < plan(epsilon=8.0).settings.bound < plan(epsilon=16.0).settings.bound < 1
+    assert plan(epsilon=1e5).settings.bound == 1
+    assert plan(epsilon=1e5, bound=0.2).settings.bound == 0.2
+    assert plan(epsilon=1e5, patients=0, sites=0).settings.bound == 0.1
 
 
 def test_the_bound_is_wider_where_a_code_has_more_patients():
-    assert plan(epsilon=8.0, sizes=(101, 316)).bound > plan(epsilon=8.0).bound
-    assert plan(epsilon=8.0, rank=10).bound == pytest.approx(plan(epsilon=8.0).bound)
+    bound = plan(epsilon=8.0).settings.bound
+    assert plan(epsilon=8.0, sizes=(101, 316)).settings.bound > bound
+    assert plan(epsilon=8.0, rank=10).settings.bound == pytest.approx(bound)
 
 
 @pytest.mark.parametrize(
