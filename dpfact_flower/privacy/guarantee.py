@@ -44,14 +44,9 @@ class Figure:
     replacing: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.number} [{self.claim}]"
-
-    @property
-    def number(self) -> str:
-        """The epsilon, delta and accountant as text, without the claim."""
         return (
             f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
-            f"{price_of_replacing(self.replacing)})"
+            f"{price_of_replacing(self.replacing)}) [{self.claim}]"
         )
 
 
@@ -77,14 +72,6 @@ class Guarantee:
     def headline(self) -> Figure:
         """The DPFact paper's epsilon in paper mode, and otherwise the smallest proven epsilon."""
         return self.figures[0]
-
-    def __str__(self) -> str:
-        numbers = "; ".join(figure.number for figure in self.figures)
-        return (
-            f"{numbers}; rho {self.rho:.4g}, mu {self.mu:.4g} over {self.releases} releases; "
-            f"unit: {self.unit}, neighbours: {self.neighbours} [{self.claim}]"
-            + (f"; {self.alone}" if self.alone else "")
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary of plain values for ``summary.json``."""

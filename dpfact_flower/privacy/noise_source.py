@@ -1,9 +1,9 @@
 """Draw noise from the operating system's random generator or, in simulations, from a seed.
 
-Only paper mode uses `Noise.gaussian`. Its floating-point noise can reveal the protected value,
-because the set of possible noisy values depends on this value (Mironov 2012). `Noise.integers`
-draws exact integers and has no such leak. `Noise.gaussian` also never returns a value beyond 9.2
-standard deviations, whereas a Gaussian variable exceeds this bound with probability 2**-64.
+Only paper mode uses `Noise.gaussian`. Floating-point noise can reveal the protected value, because
+the set of possible noisy values depends on this value (Mironov 2012). `Noise.integers` draws exact
+integers and has no such leak. `Noise.gaussian` also never returns a value beyond 9.2 standard
+deviations, whereas a Gaussian variable exceeds this bound with probability 2**-64.
 """
 
 from __future__ import annotations

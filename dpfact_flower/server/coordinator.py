@@ -151,10 +151,10 @@ class Coordinator:
             self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return how many seconds of its time limit a round needs, or infinity for all of them.
+        """Return how many seconds a round waits for replies, or infinity for its whole time limit.
 
-        If `grace` is set, a round needs `grace` plus the longest time that an earlier round took to
-        reach its quorum. A round whose quorum later rounds need uses the whole limit.
+        If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
+        took to reach its quorum. A round whose quorum later rounds need may use its whole limit.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
@@ -192,31 +192,24 @@ class Coordinator:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
         With secure sums, replies contain no arrays. `sums` then contains one total per group of
-        sites, or is empty if the sum failed. `charged` also names sites that dropped out. If the
-        quorum is missed, the factors stay unchanged. Raise a `QuorumError` if the run cannot
-        continue without this round.
+        sites, or is empty if the sum failed. `charged` names all charged sites, including those
+        that dropped out. If the quorum is missed, the factors stay unchanged. Raise a `QuorumError`
+        if the run cannot continue without this round.
         """
-        count = Counter(reply.site for reply in replies)
-        unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
-        failed = list(failures)
-        for name, n in sorted(count.items()):
-            if n > 1:
-                reason = f"{n} sites have the name {name!r}; none of them is used"
-                failed.append(Failure(name, reason))
+        unique, failed = _distinct(replies, failures)
         for failure in failed:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
-        learned = unique if sums is None else sums
-        enough = len(unique) >= self.run.min_sites and bool(learned)
+        sites, statistics = tuple(reply.site for reply in unique), unique if sums is None else sums
+        enough = len(unique) >= self.run.min_sites and bool(statistics)
         short = f"{len(unique)} usable replies, the quorum is {self.run.min_sites}"
         if sums is not None and not sums:
             short = f"no sum of the {len(unique)} sites that answered"
         record = RoundRecord(
-            round_number, tuple(reply.site for reply in unique), tuple(failed), enough,
-            bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
-            dropped=tuple(sorted({*charged}.difference(reply.site for reply in unique))),
+            round_number, sites, tuple(failed), enough, bytes_down, bytes_up, seconds, utc_now(),
+            quorum_seconds, dropped=tuple(sorted({*charged}.difference(sites))),
         )  # fmt: skip
         if enough:
-            self._update(round_number, learned)
+            self._update(round_number, statistics)
         elif self.rule.needs_quorum(round_number):
             if self.run_dir is not None:  # the history helps users find the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
@@ -306,6 +299,19 @@ def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
     if not isinstance(value, kind):
         raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(value)}")
     return value
+
+
+def _distinct(
+    replies: Sequence[SiteReply], failures: Sequence[Failure]
+) -> tuple[list[SiteReply], list[Failure]]:
+    """Sort replies by site. Replace replies of sites with the same name with a failure."""
+    count = Counter(reply.site for reply in replies)
+    unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
+    doubles = [
+        Failure(name, f"{n} sites have the name {name!r}; none of them is used")
+        for name, n in sorted(count.items()) if n > 1
+    ]  # fmt: skip
+    return unique, [*failures, *doubles]
 
 
 def utc_now() -> str:

@@ -126,15 +126,15 @@ class Checkpoint:
     def write(self, path: Path, *, durable: bool) -> None:
         """Replace the previous checkpoint."""
         history = "\n".join(record.line for record in self.records)
-        notes = {"identity": json.dumps(self.identity), "history": history}
-        arrays = {**self.arrays, **{name: np.array(text) for name, text in notes.items()}}
+        texts = {"identity": json.dumps(self.identity), "history": history}
+        arrays = {**self.arrays, **{name: np.array(text) for name, text in texts.items()}}
         with disk_errors(path), replacing(path, durable=durable) as file:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
         """Read a checkpoint. Raise a `StateError` if the file is damaged or cannot be read."""
-        with disk_errors(path):
+        with disk_errors(path):  # a file that cannot be opened is not damaged
             path.open("rb").close()
         try:
             arrays = load_npz(path, ["checksum", "identity", "history"])

@@ -147,7 +147,7 @@ class SiteNames:
             fault = readiness.fault or self._fault(readiness.node, readiness.site, claims)
             site = self.of(readiness.node) if fault else readiness.site
             named.append(replace(readiness, site=site, fault=fault))
-        self._said |= {each.node: each.site for each in named if each.site and not each.fault}
+        self._said |= {known.node: known.site for known in named if known.site and not known.fault}
         free = [readiness for readiness in sites if readiness.node not in self.registered]
         if free and warn:
             _logger.warning(

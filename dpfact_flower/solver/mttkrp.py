@@ -75,8 +75,8 @@ class Fibres:
         starts = np.flatnonzero(new)
         owners = tensor.indices[starts[:-1], 0]
         patients = np.searchsorted(owners, np.arange(tensor.n_patients + 1))
-        room = np.empty(tensor.n_patients + 1, np.int64)
-        blocks = room[: 1 + _divide(patients, room)].copy()
+        buffer = np.empty(tensor.n_patients + 1, np.int64)
+        blocks = buffer[: 1 + _divide(patients, buffer)].copy()
         chunk = starts[patients[blocks[:-1]]] // _CHUNK
         chunks = np.append(np.flatnonzero(np.diff(chunk, prepend=-1)), len(chunk))
         offsets = tuple(row_offsets(tensor.shape).tolist())

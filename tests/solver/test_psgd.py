@@ -88,7 +88,7 @@ def test_the_stratified_gradient_is_unbiased(drawn_from):
     truth = np.einsum("ijk,ir,kr->jr", error, case.factors[0], case.factors[2])
     rng = np.random.default_rng(3)
     stacks = {
-        "nothing": None,
+        "nothing": np.zeros((15, 1), np.float32),
         "itself": stack_factors(case.factors),
         "another": stack_factors(make_problem((6, 4, 5), seed=5, signed=True).factors),
         "one cell": np.zeros((15, 2), np.float32),
@@ -105,7 +105,8 @@ def test_zero_cells_are_spread_over_blocks_by_their_zero_cells():
     dense[:512, 3] = 0
     dense[512:, :3] = 0
     tensor = SparseTensor.from_coo(np.argwhere(dense), dense[dense > 0], dense.shape)
-    drawn = list(visits(tensor, 30_000, np.random.default_rng(0)))
+    nothing = np.zeros((patients + 4, 1), np.float32)
+    drawn = list(visits(tensor, 30_000, np.random.default_rng(0), nothing))
     rows = np.concatenate([rows[counts < 0] for rows, counts in drawn])
     assert sum(np.count_nonzero(counts <= 0) for _, counts in drawn) == 30_000
     cells = rows - row_offsets(tensor.shape)[:-1]

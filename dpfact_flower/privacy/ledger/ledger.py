@@ -64,8 +64,6 @@ class Ledger:
         """Close the ledger file."""
         self._connection.close()
 
-    # --- Answers ----------------------------------------------------------------------------------
-
     def rows(self) -> tuple[LedgerRow, ...]:
         """Return all rows, oldest first."""
         with self._transaction("DEFERRED") as connection:
@@ -98,8 +96,6 @@ class Ledger:
         if isinstance(release, Share) or (payload and not release.events):
             return None, keyed_hash(self.path.parent, *key, payload=payload)
         return payload, digest_of(payload)
-
-    # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
         """Return the charged events of `job` or, if None, of all jobs, oldest first."""
@@ -151,8 +147,6 @@ class Ledger:
         if self._durable:  # a simulated site's ledger protects no real budget
             note_head(self.path, head)
         return head
-
-    # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
         """Check the file, hashes, released bytes and heads of the ledger, and return all problems.

@@ -66,21 +66,19 @@ def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
     """Add the keystreams of the keys `added` to `words`, and subtract those of `subtracted`."""
-    plus, minus = [
-        [Cipher(ChaCha20(key, bytes(16)), None).encryptor() for key in keys]  # each used only once
-        for keys in (added, subtracted)
+    operations = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
+    streams = [  # each key is used only once, so the nonce may be zero
+        (Cipher(ChaCha20(key, bytes(16)), None).encryptor(), operation)
+        for key, operation in operations
     ]
     zeros = memoryview(bytes(8 * _BLOCK))
     buffer = bytearray(8 * _BLOCK)
-    stream = np.frombuffer(buffer, "<u8")
+    keystream = np.frombuffer(buffer, "<u8")
     for start in range(0, len(words), _BLOCK):
         block = words[start : start + _BLOCK]
-        for cipher in plus:
+        for cipher, operation in streams:
             cipher.update_into(zeros[: block.nbytes], buffer)
-            block += stream[: len(block)]
-        for cipher in minus:
-            cipher.update_into(zeros[: block.nbytes], buffer)
-            block -= stream[: len(block)]
+            operation(block, keystream[: len(block)], out=block)
 
 
 def packed(words: Words, width: int) -> bytes:

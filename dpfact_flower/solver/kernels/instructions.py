@@ -46,8 +46,8 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, shape)  # type: ignore[no-untyped-call]
 
 
-def _operation(function: Callable[..., Any]) -> Any:
-    return intrinsic(function)  # typed Any, because callers do not pass the emitter's arguments
+_operation: Callable[[Callable[..., Any]], Any] = intrinsic
+"""Decorator for an operation. The operation has type Any, because numba changes its arguments."""
 
 
 @_operation
@@ -86,11 +86,10 @@ def load(_: Any, registers: Any, start: Any, offset: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = context.get_value_type(signature.return_type)
-        found = []
-        for place in _places(builder, kind, *arguments[1:]):
-            found.append(builder.load(place))
-            found[-1].align = start.dtype.bitwidth // 8
-        return _packed(builder, kind, found)
+        registers = [builder.load(place) for place in _places(builder, kind, *arguments[1:])]
+        for register in registers:
+            register.align = start.dtype.bitwidth // 8
+        return _packed(builder, kind, registers)
 
     return Vector(start.dtype, registers.count)(registers, start, types.int64), emit
 
@@ -160,15 +159,15 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = context.get_value_type(signature.return_type)
         start, offset, *vectors = arguments
-        row, found = _registers(builder, vectors[0]), _registers(builder, vectors[1])
+        row, totals = (_registers(builder, vector) for vector in vectors)
         first = builder.gep(start, [offset])
-        for place in range(len(found)):
+        for place in range(len(totals)):
             number, register = divmod(place, len(row))
             if register == 0:
                 read = builder.load(builder.gep(first, [ir.Constant(_INT32, number)]))
                 weight = _splat(builder, kind.element, read)
-            found[place] = _fma(builder, weight, row[register], found[place])
-        return _packed(builder, kind, found)
+            totals[place] = _fma(builder, weight, row[register], totals[place])
+        return _packed(builder, kind, totals)
 
     return sums(start, types.int64, x, sums), emit
 

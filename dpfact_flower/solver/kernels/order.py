@@ -60,15 +60,15 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn with probabilities computed from the stacked factors `model`. A visit
-    consists of row numbers in the stack and a count: an entry's value, a zero cell's negated
-    weight, or 0 if the draw of a zero cell hit an entry.
+    Zero cells are drawn with probabilities computed from the stacked factors `model`, which is
+    needed unless `zeros` is 0. A visit consists of row numbers in the stack and a count: an entry's
+    value, a zero cell's negated weight, or 0 if the draw of a zero cell hit an entry.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
     starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
     bounds = np.append(first, tensor.n_patients)
-    cells = _ZeroCells(tensor, zeros, bounds, model) if zeros else None
+    cells = _ZeroCells(tensor, zeros, bounds, model) if zeros and model is not None else None
     zeros_in = cells.spread(rng) if cells else np.zeros_like(first)
     offsets = tuple(row_offsets(tensor.shape).tolist())  # a tuple: numba unrolls loops over modes
     for b in rng.permutation(len(first)).tolist():
@@ -112,15 +112,12 @@ class _ZeroCells:
 
     `bounds` holds the first patient of each block and, at the end, the number of patients. `model`
     holds the stacked factors at the start of the pass, and must not change. The draws use the
-    factors' absolute values. Every draw is uniform if there is no model or the model is 0.
+    factors' absolute values. Every draw is uniform if the model is 0.
     """
 
-    def __init__(
-        self, tensor: SparseTensor, number: int, bounds: Array, model: Array | None
-    ) -> None:
+    def __init__(self, tensor: SparseTensor, number: int, bounds: Array, model: Array) -> None:
         offsets = row_offsets(tensor.shape)
         self.number, self._bounds = number, bounds
-        model = np.zeros((offsets[-1], 1), np.float32) if model is None else model
         self._sizes = np.abs(model) if model.min() < 0 else model
         modes = np.split(self._sizes[tensor.n_patients :], offsets[2:-1] - tensor.n_patients)
         self._features = np.concatenate([_table(mode) for mode in modes], axis=1)

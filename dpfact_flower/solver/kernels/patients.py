@@ -66,12 +66,12 @@ def update_rows(
 
     def part(blocks: tuple[int, int]) -> tuple[Array, float, Array]:
         most = np.diff(fibres.patients[fibres.blocks[blocks[0] : blocks[1] + 1]]).max()
-        rooms, out = _rooms(int(most), width), aligned_zeros(tensor.shape[1], width)
-        gram = np.zeros(rooms[-1].shape)
+        buffers, out = _buffers(int(most), width), aligned_zeros(tensor.shape[1], width)
+        gram = np.zeros(buffers[-1].shape)
         inner = _update_blocks(
             registers, outers, tensor.indices, tensor.values, fibres.starts,
             fibres.patients, fibres.blocks, *blocks, stack, fibres.offsets, rank,
-            pulls, steps, np.float32(floor), sweeps, rooms, out, gram,
+            pulls, steps, np.float32(floor), sweeps, buffers, out, gram,
         )  # fmt: skip
         return out, inner, gram
 
@@ -86,7 +86,7 @@ def update_rows(
     return product, inner, np.concatenate(list(by_slice), axis=1)[:rank, :rank]
 
 
-def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
+def _buffers(fibres: int, width: int) -> tuple[Array, ...]:
     """Allocate the arrays that `_update_blocks` needs for a block of `fibres` fibres."""
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (
@@ -101,10 +101,10 @@ def _update_blocks(
     registers: Registers, outers: Registers, indices: Array, values: Array, starts: Array,
     patients: Array, blocks: Array, first_block: int, end_block: int, stack: Array,
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
-    rooms: tuple[Array, ...], out: Array, gram: Array,
+    buffers: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
     """Update A, `out` and `gram` for some blocks. Return <X, M>, with the old A in the model M."""
-    sums, rows, product, columns, target, gradient, squares = rooms
+    sums, rows, product, columns, target, gradient, squares = buffers
     inner = 0.0
     for block in range(first_block, end_block):
         first, end = blocks[block], blocks[block + 1]
@@ -221,11 +221,11 @@ def _add_gram(
 ) -> None:
     """Add the Gram matrix of `count` rows to `gram`, which is stored slice by slice."""
     width, size = rows.shape[1], WIDTH * len(registers)
-    at, found = pointer(rows), pointer(gram)
+    at, totals = pointer(rows), pointer(gram)
     for column in range(0, width, size):
         for r in range(0, rank, len(outers) // len(registers)):
             place = column * len(gram) + r * size
-            sums = load(outers, found, place)
+            sums = load(outers, totals, place)
             for p in range(count):
                 sums = outer(at, p * width + r, load(registers, at, p * width + column), sums)
-            store(found, place, sums)
+            store(totals, place, sums)
