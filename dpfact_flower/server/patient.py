@@ -107,8 +107,8 @@ class PatientRule(ServerRule):
         if not self._totals or planned is None or planned.kind != "refine":
             return None
         sigma = self.plan.start.seen_sigma
-        found = np.array([usage_of(total, self.factors, sigma) for total in self._totals])
-        return np.pad(found, ((0, 0), (0, 0), (0, self._dropped)))
+        usages = np.array([usage_of(total, self.factors, sigma) for total in self._totals])
+        return np.pad(usages, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """Return the shape of a reply's single vector, or an empty list in the last round."""
@@ -161,18 +161,18 @@ class PatientRule(ServerRule):
             return
         before, share = (self.factors, self._halves), 0.0
         while True:
-            found = distinct_number(self.factors, self._halves, self._cells)
-            if found <= share * rank:
+            real = distinct_number(self.factors, self._halves, self._cells)
+            if real <= share * rank:
                 self.factors, self._halves = before
                 kept = self.factors[0].shape[1]
-                _logger.info("auto-rank: %d of %d are no better; back to %d", found, rank, kept)
+                _logger.info("auto-rank: %d of %d are no better; back to %d", real, rank, kept)
                 return
-            enough = found >= _ENOUGH * rank
-            then = f"all {rank} are kept" if enough else f"fitting {found}"
-            _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", found, rank, then)
+            enough = real >= _ENOUGH * rank
+            then = f"all {rank} are kept" if enough else f"fitting {real}"
+            _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", real, rank, then)
             if enough:
                 return
-            before, share, rank = (self.factors, self._halves), found / rank, found
+            before, share, rank = (self.factors, self._halves), real / rank, real
             self._fit_start(released, rank, sigma)
 
     def _fit_start(self, released: Sequence[Array], rank: int, sigma: float) -> None:

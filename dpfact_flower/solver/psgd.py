@@ -110,15 +110,15 @@ class _State:
         self.stack, self.anchor_stack = stack_factors(problem.factors), stack_factors(self.anchors)
         self.factors = np.split(self.stack[:, : settings.rank], self.offsets[1:-1])
         self.zeros = zero_visits(tensor, settings)
-        often = entries_by_row(tensor)
-        self.visits = often[1:]
+        entries = entries_by_row(tensor)
+        self.visits = entries[1:]
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not the objective's gradient, so the objective may rise at any step
         # size. With clipping, a pass is also accepted if the loss is at most a constant model's.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
-            lengths = [_length(*pair) for pair in zip(self.factors, often, strict=True)]
+            lengths = [_length(*pair) for pair in zip(self.factors, entries, strict=True)]
             others = math.prod(lengths[1:]) ** (1 / len(lengths[1:]))
             self.patients = max(1.0, lengths[0] / others) if others > 0 else 1.0
         if not self.loss.is_squared:
@@ -177,10 +177,10 @@ class _State:
         )
 
 
-def _length(factor: Array, often: Array) -> float:
-    """Return the mean squared length of a factor's rows. `often` contains the row weights."""
+def _length(factor: Array, weights: Array) -> float:
+    """Return the mean squared length of a factor's rows, weighted by `weights`."""
     squares = np.square(factor, dtype=np.float64).sum(axis=1)
-    return float(squares @ often) / max(int(often.sum()), 1)
+    return float(squares @ weights) / max(int(weights.sum()), 1)
 
 
 def _sampled_loss(

@@ -173,10 +173,10 @@ class Ledger:
         """Return the valid rows, and all problems that make the spent budget uncertain."""
         rows: list[LedgerRow] = []
         problems, previous = [], START
-        found = connection.execute(
+        stored = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
         ).fetchall()
-        for expected, (number, document, hash_, has_payload) in enumerate(found, start=1):
+        for expected, (number, document, hash_, has_payload) in enumerate(stored, start=1):
             if number != expected:
                 problems.append(
                     f"row {number}: found in the place of row {expected}, so rows are missing"

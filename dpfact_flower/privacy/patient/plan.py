@@ -224,5 +224,5 @@ def _planned_rounds(facts: Facts, rho: float) -> int:
 
 
 def _planned_bound(facts: Facts, rho: float) -> float:
-    each = facts.signal(rho) * facts.rank / sum(facts.sizes)
-    return min(_WIDEST, max(_BOUND, _WIDER * each))
+    ratio = facts.signal(rho) * facts.rank / sum(facts.sizes)
+    return min(_WIDEST, max(_BOUND, _WIDER * ratio))

@@ -92,8 +92,8 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
         """Take the same steps as `any_number` for three modes, without storing row products."""
-        columns, longest = stack.shape[1], eta * clip
-        furthest = longest * np.sqrt(patients)
+        columns, limit = stack.shape[1], eta * clip
+        patients_limit = limit * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
         shift = (len(stack) - len(anchors)) * columns  # anchors begin with mode 1
         for s in range(len(counts)):
@@ -103,11 +103,11 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
             pull = eta * gamma if count > _ZERO else _ZERO
             model = _inner(registers, slices, factors, a, b, c)
             step = scale * np.float32(gradient(count, model))
-            for_a = _clipped(registers, slices, factors, b, c, patients * step, furthest)
-            for_b = _clipped(registers, slices, factors, a, c, step, longest)
-            for_c = _clipped(registers, slices, factors, a, b, step, longest)
+            step_a = _clipped(registers, slices, factors, b, c, patients * step, patients_limit)
+            step_b = _clipped(registers, slices, factors, a, c, step, limit)
+            step_c = _clipped(registers, slices, factors, a, b, step, limit)
             _move_three(
-                registers, slices, factors, a, b, c, for_a, for_b, for_c, pulled_to, shift, pull,
+                registers, slices, factors, a, b, c, step_a, step_b, step_c, pulled_to, shift, pull,
                 floor,
             )  # fmt: skip
 
@@ -119,8 +119,8 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         """At each visit, move each mode's row along the product of the other modes' rows."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
-        keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
-        furthest = longest * np.sqrt(patients)
+        keep, pull, limit = _ONE - eta * gamma, eta * gamma, eta * clip
+        patients_limit = limit * np.sqrt(patients)
         for s in range(len(counts)):
             count = max(counts[s], _ZERO)
             scale = -eta if count > _ZERO else eta * counts[s]
@@ -136,11 +136,8 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
                 if count > _ZERO and gamma > _ZERO and n > 0:
                     anchor = load(registers, pulled_to, place - first * columns)
                     row = fma(keep, row, mul(pull, anchor))
-                if n == 0:
-                    row = _stepped(row, along, patients * step, furthest, floor)
-                else:
-                    row = _stepped(row, along, step, longest, floor)
-                store(factors, place, row)
+                size, most = (patients * step, patients_limit) if n == 0 else (step, limit)
+                store(factors, place, _stepped(row, along, size, most, floor))
 
     return three, any_number
 
@@ -162,24 +159,24 @@ def _inner(registers: Registers, slices: Slices, factors: Pointer, a: int, b: in
 @compiled(forceinline=True, **FAST)
 def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
-    longest: Float,
+    limit: Float,
 ) -> Float:  # fmt: skip
-    """Reduce `step` so that a row moves by at most `longest`. If `longest` is 0, keep `step`."""
-    if longest > _ZERO:
+    """Reduce `step` so that a row moves by at most `limit`. If `limit` is 0, keep `step`."""
+    if limit > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
             at = v * WIDTH * len(registers)
             along = mul(load(registers, factors, x + at), load(registers, factors, y + at))
             square = fma(along, along, square)
         norm = abs(step) * np.sqrt(total(square))
-        step = step * (longest / norm) if norm > longest else step
+        step = step * (limit / norm) if norm > limit else step
     return step
 
 
 @compiled(forceinline=True, **FAST)
 def _move_three(
-    registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
-    for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
+    registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, step_a: Float,
+    step_b: Float, step_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
     """Move each of three rows along the element-wise product of the other two rows' old values."""
     for v in range(len(slices)):
@@ -190,9 +187,9 @@ def _move_three(
         if pull > _ZERO:
             new_y = fma(_ONE - pull, y, mul(pull, load(registers, pulled_to, b + at - shift)))
             new_z = fma(_ONE - pull, z, mul(pull, load(registers, pulled_to, c + at - shift)))
-        store(factors, a + at, at_least(fma(for_a, mul(y, z), x), floor))
-        store(factors, b + at, at_least(fma(for_b, mul(x, z), new_y), floor))
-        store(factors, c + at, at_least(fma(for_c, mul(x, y), new_z), floor))
+        store(factors, a + at, at_least(fma(step_a, mul(y, z), x), floor))
+        store(factors, b + at, at_least(fma(step_b, mul(x, z), new_y), floor))
+        store(factors, c + at, at_least(fma(step_c, mul(x, y), new_z), floor))
 
 
 @compiled(**FAST)
@@ -210,9 +207,9 @@ def _multiply(
 
 
 @compiled(forceinline=True, **FAST)
-def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Any:
-    """Return `row` after a step along `along`. A non-zero `longest` limits the step's 2-norm."""
-    if longest > _ZERO:
+def _stepped(row: Vector, along: Vector, step: Float, limit: Float, floor: Float) -> Any:
+    """Return `row` after a step along `along`. A non-zero `limit` limits the step's 2-norm."""
+    if limit > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
-        step = step * (longest / norm) if norm > longest else step
+        step = step * (limit / norm) if norm > limit else step
     return at_least(fma(step, along, row), floor)
