@@ -153,8 +153,8 @@ def update_features(
     """Minimise the objective over one feature factor.
 
     If `floor` is 0, sweep over the columns. Otherwise, compute the ridge solution ``(product +
-    gamma * anchor)(q + gamma I)^-1`` as a correction to `factor`, so that the component of `factor`
-    in the null space of ``q + gamma I`` stays unchanged.
+    gamma * anchor)(q + gamma I)^-1`` as a correction to `factor`. The component of `factor` in the
+    null space of ``q + gamma I`` then stays unchanged.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

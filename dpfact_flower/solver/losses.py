@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether the gradient is this module's, so that numba notices all changes of it."""
+        """Whether the gradient is defined in this module. Only then does numba notice changes."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:

@@ -11,8 +11,8 @@ an accepted pass, the step size grows by 5 %. A small step lowers the objective 
 raise the local objective if the anchors are far away.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
-sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact, and the
-sum of all other terms is estimated from cells that `psgd` draws only once.
+sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact. The sum
+of all other terms is estimated from cells that `psgd` draws only once.
 
 If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
 Gradients of such losses are large where the model is close to zero. The length of each row's step

@@ -64,9 +64,9 @@ class Solver:
     ) -> float:
         """Return gamma, the elastic weight in eq. (norm).
 
-        A relative weight is multiplied by the loss's curvature. A solver that takes gradient steps
-        (`steps`) also divides the weight by the mean number of visits per row if the loss is
-        squared, and limits the weight to 1 / (2 eta).
+        A relative weight is multiplied by the loss's curvature. If the loss is squared, a solver
+        that takes gradient steps (`steps`) also divides the weight by the mean number of visits per
+        row. Finally, such a solver limits the weight to 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma

@@ -11,7 +11,7 @@ be on the site's disk. The functions in this module enforce three rules:
 
 Without these rules, a server could learn two sums in a round, with and without a given site. The
 difference between the two sums is that site's vector, protected only by that site's noise. To rule
-out a second sum, each site also adds a mask of its own and splits the mask's seed among the other
+out a second sum, each site also adds a mask of its own. The mask's seed is split among the other
 sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt and needs no such masks.
 """
 

@@ -1,14 +1,16 @@
 """Choose the cells that `psgd` visits: all non-zero cells (entries) and a sample of zero cells.
 
-A sparse tensor has far more zero cells than one pass over the data can visit, so uniformly drawn
-cells would need large weights in the gradient. A step size that is safe for large weights is too
+A sparse tensor has far more zero cells than one pass over the data can visit. Uniformly drawn cells
+would need large weights in the gradient, and a step size that is safe for large weights is too
 small for entries. Most zero cells are therefore drawn in proportion to the model's values at the
-beginning of the pass. Each draw selects a phenotype in proportion to the phenotype's sum over all
-cells, and then a row of each mode in proportion to the row's value in that phenotype.
+beginning of the pass. Each draw first selects a phenotype, in proportion to the phenotype's sum
+over all cells. The draw then selects a row of each mode, in proportion to the row's value in that
+phenotype.
 
-Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model and u
-is the fraction of uniform draws. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so
-the gradient is unbiased (importance sampling). A draw of a non-zero cell is ignored (weight 0).
+Let m be the model, and u the fraction of uniform draws. Cell x has the probability
+``q(x) = u / cells + (1 - u) m(x) / sum(m)``. If n cells are drawn, cell x has the weight
+``1 / (n q(x))``, so the gradient is unbiased (importance sampling). A draw of a non-zero cell is
+ignored (weight 0).
 """
 
 import math
@@ -61,8 +63,8 @@ def visits(
     block. This order works as well as a full permutation and takes far less time.
 
     Zero cells are drawn with probabilities computed from the stacked factors `model`, which is
-    needed unless `zeros` is 0. A visit consists of row numbers in the stack and a count: an entry's
-    value, a zero cell's negated weight, or 0 if the draw of a zero cell hit an entry.
+    needed unless `zeros` is 0. A visit consists of row numbers in the stack and a count. The count
+    is an entry's value, a zero cell's negated weight, or 0 if the draw of a zero cell hit an entry.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
     starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient

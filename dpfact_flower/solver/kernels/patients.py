@@ -2,10 +2,10 @@
 
 If the l2,1 weight is 0, each patient's row of A depends only on the patient's own entries and the
 feature factors. While a block of patients is in the cache, this module therefore computes the
-block's MTTKRP, sweeps over the columns, and adds the block's contributions to A's Gram matrix and
-to the next mode's MTTKRP. Both MTTKRPs use the same sums over the last mode. A positive l2,1 weight
-shrinks whole columns and so couples patients. For positive weights, `exact` therefore uses
-`update_patients` instead of this module.
+block's MTTKRP and sweeps over the columns. The module then adds the block's contributions to A's
+Gram matrix and to the next mode's MTTKRP. Both MTTKRPs use the same sums over the last mode. A
+positive l2,1 weight shrinks whole columns and so couples patients. For positive weights, `exact`
+therefore uses `update_patients` instead of this module.
 """
 
 import itertools
