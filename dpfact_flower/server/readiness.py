@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dpfact_flower.errors import DataError, QuorumError, code_in, heard
-from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.files import disk_errors, replacing
 from dpfact_flower.machine.flower import CLOCK_SECONDS
 from dpfact_flower.machine.parsed import from_json
 
@@ -105,7 +105,7 @@ def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozen
 
 def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
     """Write the sites' answers to a run's folder."""
-    with replacing(folder / READINESS, durable=False) as file:
+    with disk_errors(folder), replacing(folder / READINESS, durable=False) as file:
         file.write(json.dumps([asdict(readiness) for readiness in sites], indent=1).encode())
 
 
