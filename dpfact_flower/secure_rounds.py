@@ -114,19 +114,19 @@ class SecureRounds:
             replies = self._sites.ask(self._attempt(secure_sum, request), charged=True)
         if secure_sum.complete:
             for _ in range(MOST_ASKED):
-                if not secure_sum.closed:
+                if not secure_sum.still_masked:
                     break
                 stages = secure_sum.openings()
                 self._keep(secure_sum.last)
                 opening = {self._nodes[s]: replace(request, secure=stages[s]) for s in stages}
                 opened = self._sites.ask(opening, charged=True)
                 self._take(stages, opened, _OPENING_PARTS, secure_sum.take_opening)
-            for site in secure_sum.closed:
+            for site in secure_sum.still_masked:
                 self._failed.setdefault(site, "too few sites helped to open its mask")
-            if not secure_sum.closed:
+            if not secure_sum.still_masked:
                 summed = [SiteReply(site, ()) for site in secure_sum.names]
                 return summed, self._failures(), secure_sum.slots()
-        return [SiteReply(site, ()) for site in sorted(secure_sum.paid)], self._failures(), []
+        return [SiteReply(site, ()) for site in sorted(secure_sum.charged)], self._failures(), []
 
     def _take(
         self,

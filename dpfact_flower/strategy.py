@@ -162,7 +162,7 @@ class DPFact(TrainOnlyStrategy):
         times = sorted(sites.grid.seconds.values())  # `finish` sends further requests
         if self._secure is not None and self._secure.current:
             usable, failures, sums = self._secure.finish(number, received)
-            charged = self._secure.current.paid
+            charged = self._secure.current.charged
         else:
             usable, failures = sites.usable(received, self.coordinator.rule.reply_shapes(number))
         quorum, (bytes_down, bytes_up) = self.coordinator.run.min_sites, sites.traffic

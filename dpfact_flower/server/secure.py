@@ -51,7 +51,7 @@ class SecureSum:
         self._terms = self._sharing.terms(request.job, request.terms, names)
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
-        self.paid: set[str] = set()
+        self.charged: set[str] = set()
         """Sites that answered an attempt and were therefore charged."""
         self.next_attempt()
 
@@ -78,7 +78,7 @@ class SecureSum:
         return begun and (self.last.opened or not self._sharing.dropouts)
 
     @property
-    def closed(self) -> list[str]:
+    def still_masked(self) -> list[str]:
         """Names of the sites whose masks the server cannot remove yet."""
         return sums.unopened(self._terms, self._question, self._openings)
 
@@ -105,7 +105,7 @@ class SecureSum:
             raise MessageError(f"reply of site {site!r}: need {size} bytes, got {len(words)}")
         if context != keys.context_of(self._terms, self._question):
             raise MessageError(f"reply of site {site!r}: answers another request")
-        self.paid.add(site)
+        self.charged.add(site)
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
