@@ -454,7 +454,7 @@ def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
     with pytest.raises(MessageError, match=says):
         adding.take_vector("site-1", [context, words, b"{}"])
     assert not adding.complete
-    assert not adding.paid
+    assert not adding.charged
 
 
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():

@@ -4,7 +4,7 @@ Floating-point noise can reveal the protected value (Mironov 2012). This module 
 integer arithmetic. As the privacy proof assumes, each integer n has a probability exactly
 proportional to exp(-n**2 / (2 SIGMA**2)).
 
-The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. Its proposals are
+The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. The proposals are
 discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, every random decision
 is an exact comparison of two integers.
 

@@ -154,7 +154,7 @@ class Coordinator:
         """Return how many seconds a round waits for replies, or infinity for its whole time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. A round whose quorum later rounds need may use its whole limit.
+        took to reach its quorum. If later rounds need the round's result, the whole limit applies.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):

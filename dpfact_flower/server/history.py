@@ -77,7 +77,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """A tuple (site, round, whether it was used) for each of the sites' charged replies."""
+        """A tuple (site, round, whether the reply was used) for each charged reply."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         used = [(site, number, self.updated) for site, number in answered]

@@ -54,10 +54,10 @@ class ServerRule(ABC):
 
     @abstractmethod
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the events for which a site is charged if it answers a round."""
+        """Return the events for which a site is charged if the site answers a round."""
 
     def check_sites(self, sites: int) -> None:  # noqa: B027 - most rules suit any number
-        """Log warnings about a run of this many sites, or raise an error if it is unstable."""
+        """Log warnings about a run with this number of sites, or refuse an unstable run."""
 
     @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:

@@ -4,11 +4,11 @@ Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
 times the number of entries in that row. In the local objective, eq. (norm), the weight is gamma.
 
-A pass is undone if it raises the local objective and the objective of the pass, or if the latter is
-not finite. With `clip`, a pass that raises both is still accepted if the loss is at most that of a
-constant model (`Loss.of_nothing`). The solver repeats an undone pass with half the step size. After
-an accepted pass, the step size grows by 5 %. A small step lowers the objective of the pass, but may
-raise the local objective if the anchors are far away.
+A pass is undone if both the local objective and the objective of the pass rise, or if the objective
+of the pass is not finite. With `clip`, a pass that raises both is still accepted if the loss is at
+most that of a constant model (`Loss.of_nothing`). The solver repeats an undone pass with half the
+step size. After an accepted pass, the step size grows by 5 %. A small step lowers the objective of
+the pass, but may raise the local objective if the anchors are far away.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
 sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact. The sum

@@ -29,8 +29,8 @@ class Solver:
     any_loss: bool = False
     """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
-    """Whether the solver takes a step of size eta at every visit to a cell. If so, it applies the
-    elastic weight at every visit to a row, and the paper's eq. (global) gives the server's step. If
+    """Whether the solver takes a step of size eta at every visit to a cell. If so, the elastic
+    weight applies to every visit to a row, and the paper's eq. (global) gives the server's step. If
     not, `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
     """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""

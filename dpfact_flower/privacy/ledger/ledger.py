@@ -108,7 +108,7 @@ class Ledger:
         terms: str,
         release: Release | Share,
         expected: Head | None,
-        last_look: Callable[[], object] = lambda: None,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> Head:
         """Record a release and its cost on disk before the release is sent.
 
@@ -120,17 +120,17 @@ class Ledger:
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
-        that check, a new release is refused. `last_look` is called just before the commit. If
-        `last_look` raises an exception, nothing is charged.
+        that check, a new release is refused. If `before_commit` raises an exception, nothing is
+        charged.
         """
         self._check_own()
         payload, digest = self._stored(key, release)
         # An EXCLUSIVE transaction waits for other readers when it begins. An IMMEDIATE transaction
-        # would wait for them when it ends, so the charge could be delayed after `last_look`.
+        # would wait for them when it ends, so the charge could be delayed after `before_commit`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = Head.of(rows)
-            if self._has(rows, key, terms, release):
+            if self._is_recorded(rows, key, terms, release):
                 return head
             if expected not in (None, head):
                 raise StateError(
@@ -143,7 +143,7 @@ class Ledger:
                 "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
                 (head.rows, document, head.hash, payload),
             )
-            last_look()
+            before_commit()
         if self._durable:  # a simulated site's ledger protects no real budget
             note_head(self.path, head)
         return head
@@ -206,7 +206,7 @@ class Ledger:
             raise self._damaged(problems[0])
         return tuple(rows)
 
-    def _has(
+    def _is_recorded(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
         """Return whether a release is recorded, or raise an error if the release is not allowed."""

@@ -27,8 +27,8 @@ Words = NDArray[np.uint64]
 MOST_WIDTH = 6
 """Maximum number of bytes sent for a masked word."""
 LOW = 16
-"""Number of low bits that are never sent. Their value is below 2**16, 1/256 of the standard
-deviation of a site's noise."""
+"""Number of low bits that are never sent. Their value is below 2**16, which is 1/256 of the
+standard deviation of a site's noise."""
 _NOISE_BITS = 24
 PRIME = 2**255 - 19
 SEED_BYTES = 32

@@ -159,7 +159,7 @@ class _ZeroCells:
 def _table(sizes: Array) -> Array:
     """Build a table for draws in proportion to `sizes` (Walker's alias method, after Vose).
 
-    A draw picks a position uniformly. The draw keeps this position with a probability called its
+    A draw picks a position uniformly. The draw keeps this position with a probability called the
     threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
     columns), and the result has shape (columns, positions, 2). The last axis holds the threshold,
     scaled to an integer, and the alternative. If a column is all 0, draws are uniform.
