@@ -304,7 +304,7 @@ def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
 def _distinct(
     replies: Sequence[SiteReply], failures: Sequence[Failure]
 ) -> tuple[list[SiteReply], list[Failure]]:
-    """Sort replies by site. Replace replies of sites with the same name with a failure."""
+    """Sort replies by site. Replace replies that have the same name by one failure."""
     count = Counter(reply.site for reply in replies)
     unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
     doubles = [

@@ -177,11 +177,11 @@ class ElasticRule(ServerRule):
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return site weights of shape (sites, phenotypes). Each phenotype's weights add up to 1.
 
-        At site t, the solver divides the gradient for phenotype r by ``Q_tr + pull Q_t``. Here,
-        Q_tr is the error's curvature for phenotype r at site t, Q_t is the mean of Q_tr over all
-        phenotypes, and ``pull`` is the strength of the elastic pull. The weight of site t for
-        phenotype r is proportional to this divisor. The weighted mean therefore moves along the sum
-        of the sites' gradients, and converges to a minimum of the pooled error.
+        At site t, the solver divides the gradient for phenotype r by ``Q_tr + pull Q_t``. Q_tr is
+        the error's curvature for phenotype r at site t, and Q_t is the mean of Q_tr over all
+        phenotypes. The strength of the elastic pull is ``pull``. The weight of site t for phenotype
+        r is proportional to this divisor. The weighted mean therefore moves along the sum of the
+        sites' gradients, and converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -215,9 +215,9 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    If `step` is not 0, return `step`. Otherwise, return eta * gamma, as in the DPFact paper, if
-    gamma is positive and the solver has a step size eta. In all other cases, return 1 / sites, so
-    that the new global factors are the sites' mean.
+    If `step` is not 0, return `step`. Otherwise, return eta * gamma, as in the DPFact paper. If the
+    elastic weight is relative or the solver has no step size eta, return 1 / sites instead, so that
+    the new global factors are the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

@@ -112,7 +112,7 @@ class OnArrival(Coordinator):
         return site.asked
 
     def take(self, name: str, reply: SiteReply) -> None:
-        """Update the model with a site's reply to the latest request to that site."""
+        """Update the model with a site's reply to the server's latest request to that site."""
         site = self._sites.pop(name)
         before = self._sites.get(reply.site)
         if before and before.answered >= site.round:  # the site answered this round as another node

@@ -81,7 +81,7 @@ class PatientRule(ServerRule):
         self._run = run
         self._started = False
         self._totals: tuple[Array, ...] = ()
-        """Each slot's total in a start with secure sums, kept to compute `usages`."""
+        """Totals of the start, one per group of sites in secure sums, kept to compute `usages`."""
         self._halves: Factors = ()
         """Models fitted to `halves` of the start's releases, to judge which phenotypes are real."""
         self._cells = 0.0

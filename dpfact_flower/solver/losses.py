@@ -30,7 +30,7 @@ class Loss:
     gradient: CellFunction
     """The derivative df/dm, which takes two numbers. Use only what numba can compile."""
     nothing: Callable[[float], float]
-    """Function that returns a constant model's value, given the mean of the data."""
+    """Function that returns the value of a trivial constant model, given the mean of the data."""
     counts: bool = True
     """Whether the loss is a likelihood of counts. If so, counts must not be scaled per patient."""
     binary: bool = False
@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether the gradient is defined in this module. Only then does numba notice changes."""
+        """Whether this module defines the gradient. Only then does numba notice its changes."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:

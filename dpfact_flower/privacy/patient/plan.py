@@ -36,7 +36,7 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""The start's share of the budget after the code counts. Later releases only refine the start."""
+"""The start's share of the budget that remains after the code counts."""
 _ROUND = 4.0
 """Signal (see `Facts.signal`) required for each planned refinement round."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
@@ -65,8 +65,8 @@ MOST_VALUES = 2 * 10**8
 class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
-    The server sends `settings`, which include all planned values. The server averages refinements
-    over rounds, with weight `memory` for the earlier average.
+    `settings` contains the privacy settings with all planned values, as sent to the sites. The
+    server averages refinements over rounds, with weight `memory` for the earlier average.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -181,7 +181,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 class _Split(NamedTuple):
     """The zCDP costs of the releases for the code counts, the start and each refinement.
 
-    `codes` may be 0. `share` is the start's fraction of the budget that the code counts leave.
+    `codes` may be 0. `share` is the start's share of the budget that remains after the code counts.
     Every mode is refined `rounds` times.
     """
 

@@ -35,8 +35,8 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
 STRIP = REGISTERS // 4
-"""Number of columns whose gradients are computed together. Each gradient fills `TILE` registers,
-and the processor has enough registers for all gradients of a strip."""
+"""Number of columns in a strip, whose gradients are computed together. Each gradient fills `TILE`
+registers, and the processor has enough registers for all gradients of a strip."""
 LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
 """Curvature below which a column counts as having no effect on the model."""
 _SUMS = TILE * STRIP  # number of registers for the sums of a Gram matrix
