@@ -51,11 +51,11 @@ class _Site:
     failed: bool = False
 
 
-_NOTED = ("round", "version", "answered", "based", "failed")  # fields in a checkpoint's JSON text
+_SAVED_FIELDS = ("round", "version", "answered", "based", "failed")  # in a checkpoint's JSON text
 
 
 @dataclass
-class _Open:
+class _OpenRound:
     """The replies, failures and traffic of the current round so far."""
 
     arrivals: list[Arrival] = field(default_factory=list)
@@ -72,7 +72,7 @@ class OnArrival(Coordinator):
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
         self._version = 0
-        self._round = _Open()
+        self._round = _OpenRound()
         super().__init__(feature_shape, **options)
 
     @property
@@ -151,7 +151,7 @@ class OnArrival(Coordinator):
         """
         if self.is_over or not self._is_done(connected):
             return
-        closed, self._round = self._round, _Open(began=now)
+        closed, self._round = self._round, _OpenRound(began=now)
         if not closed.updated:
             _logger.warning(
                 "round %d: fewer sites than the quorum of %d: the global model is unchanged",
@@ -212,7 +212,7 @@ class OnArrival(Coordinator):
             "version": self._version,
             "open": asdict(self._round),
             "sites": {
-                label: {name: getattr(site, name) for name in _NOTED}
+                label: {name: getattr(site, name) for name in _SAVED_FIELDS}
                 for label, site in self._sites.items()
             },
         }
@@ -226,7 +226,8 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
         self._version = saved["version"]
-        self._round = replace(parse_as(_Open, saved["open"]), began=0.0)  # by this process's clock
+        self._round = parse_as(_OpenRound, saved["open"])
+        self._round.began = 0.0  # by this process's clock
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None

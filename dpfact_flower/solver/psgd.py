@@ -55,10 +55,10 @@ class Value:
 
     squares: float  # over the non-zeros; `squares` and `inner` are set for squared errors only
     inner: float  # <X, M>
-    patients: Array  # Gram matrix of the patients' factor A
+    patients_gram: Array  # of the patients' factor A
     loss: float  # the fitted loss
     objective: float  # eq. (norm)
-    descended: float  # the objective of a pass
+    pass_objective: float  # with elastic terms weighted by visits
 
 
 def psgd(problem: LocalProblem) -> LocalResult:
@@ -79,7 +79,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
         while True:
             state.run_pass(before, step_size)
             now = state.value()
-            if state.stands(now, values[-1]):
+            if state.accepts(now, values[-1]):
                 break
             if step_size < first * 0.5**_MAX_HALVINGS:
                 raise DivergenceError(
@@ -93,7 +93,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
         step_size = min(step_size * _GROWTH, settings.eta)
     del before  # free this memory, because the result needs the same amount
     result = tuple(np.ascontiguousarray(factor) for factor in state.factors)
-    grams = (values[-1].patients, *map(gram, result[1:]))
+    grams = (values[-1].patients_gram, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
     return LocalResult(result, trace, step_size, rollbacks, grams, state.error(values[-1], grams))
 
@@ -158,8 +158,8 @@ class _State:
                     error = squared_loss(self.norm_squared, inner, grams)
             rest = error + settings.mu * group_norm(patients)
             objective = rest + settings.gamma * elastic(factors, self.anchors)
-            descended = rest + settings.gamma * elastic(factors, self.anchors, self.visits)
-            return Value(squares, inner, patients, error, objective, descended)
+            pass_objective = rest + settings.gamma * elastic(factors, self.anchors, self.visits)
+            return Value(squares, inner, patients, error, objective, pass_objective)
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
         """Return the squared error, or None if the solver minimises another loss."""
@@ -168,11 +168,11 @@ class _State:
         everywhere = 2 * squared_loss(self.norm_squared, value.inner, grams)
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
-    def stands(self, now: Value, before: Value) -> bool:
+    def accepts(self, now: Value, before: Value) -> bool:
         """Return whether to accept a pass, given the values `before` and after (`now`) the pass."""
-        return math.isfinite(now.descended) and (
+        return math.isfinite(now.pass_objective) and (
             now.objective <= before.objective
-            or now.descended <= before.descended
+            or now.pass_objective <= before.pass_objective
             or now.loss <= self.tolerated
         )
 

@@ -86,7 +86,7 @@ class PatientPlan:
 
     def guarantee(self) -> Guarantee:
         """Return the privacy guarantee that the whole run gives to the patients of every site."""
-        modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
+        modes = [f"mode {mode}" for mode, _ in enumerate(self.facts.sizes, start=1)]
         events = [release.event(modes, seeded=False) for release in self.releases]
         return account(events, self.settings.delta)
 
