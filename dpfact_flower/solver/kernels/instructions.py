@@ -164,8 +164,8 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
         for place in range(len(totals)):
             number, register = divmod(place, len(row))
             if register == 0:
-                read = builder.load(builder.gep(first, [ir.Constant(_INT32, number)]))
-                weight = _splat(builder, kind.element, read)
+                value = builder.load(builder.gep(first, [ir.Constant(_INT32, number)]))
+                weight = _splat(builder, kind.element, value)
             totals[place] = _fma(builder, weight, row[register], totals[place])
         return _packed(builder, kind, totals)
 
