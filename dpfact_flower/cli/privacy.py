@@ -127,7 +127,7 @@ def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, ra
     from dpfact_flower.privacy import rounded_up
 
     table = Table(
-        title="Chance in 100 that phenotypes are real, and signal against noise;\n"
+        title="Chance in 100 to beat every fit to shuffled patients, and signal against noise;\n"
         "in brackets: epsilon for replacing a patient's record"
     )
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
@@ -148,8 +148,8 @@ def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, ra
 
 def _levers(outlook: Outlook) -> Table:
     table = Table("what", title="What would help, all else equal (more sites bring more patients)")
-    table.add_column("good from", justify="right")
-    table.add_column("chance in 100 that phenotypes\nare real, at half or double", justify="right")
+    table.add_column("good at", justify="right")
+    table.add_column("chance in 100,\nat half or double", justify="right")
     for lever in outlook.levers:
         table.add_row(lever.name, lever.text if lever.good else "-", f"{100 * lever.chance:.0f}")
     return table

@@ -92,15 +92,17 @@ def export(
     summary = read_summary(run) if (run / SUMMARY).exists() else None
     if summary is not None and (nothing := uninformative_message(summary)):
         say(f"warning: {nothing}")
-    sure = certainties(model, read_replications(run, model.rank), summary)
-    if doubtful := [str(r) for r, word in sure.items() if word in (DOUBTFUL, NOT_FOUND)]:
-        say(f"doubtful, or not found again: phenotype(s) {', '.join(doubtful)}")
+    others = read_replications(run, model.rank)
+    sure = certainties(model, others, summary)
+    if doubtful := [str(r) for r, labels in sure.items() if {DOUBTFUL, NOT_FOUND} & {*labels}]:
+        say(f"doubtful{' or not found again' * bool(others)}: phenotype(s) {', '.join(doubtful)}")
     if phenotypes is not None:
         rows = model.rows()
         found = clinical_measures(model)
-        groups = {number: (word, *about(found, number)) for number, word in sure.items()}
+        groups = {r: (", ".join(labels), *about(found, r)) for r, labels in sure.items()}
         write_phenotype_table(phenotypes, rows, titles(model), groups)
-        say(f"{phenotypes}: {len(rows):,} rows of codes, as public as the model")
+        public = "the model and the runs beside it" if others else "the model"
+        say(f"{phenotypes}: {len(rows):,} rows of codes, as public as {public}")
     if patients is not None and data is not None:
         files = site_files(data) if data.is_dir() else [data]
         by_site = {file.stem: model.memberships(SiteData.load(file)) for file in files}

@@ -240,13 +240,13 @@ def _coefficients(
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
     """Return the reason why a phenotype cannot have a coefficient, or None if it can."""
     if np.ptp(column) == 0:
-        return "all patients have the same score"
+        return "all scores are equal"
     if len(label) < SMALL:
-        return f"fewer than {SMALL} patients have it"
+        return f"fewer than {SMALL} have it"
     if label.sum() < SMALL:
-        return f"fewer than {SMALL} patients have both"
+        return f"fewer than {SMALL} have both"
     if (1 - label).sum() < SMALL:
-        return f"fewer than {SMALL} patients who have it lack the outcome"
+        return f"fewer than {SMALL} who have it lack the outcome"
     return None
 
 

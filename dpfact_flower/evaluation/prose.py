@@ -32,7 +32,7 @@ TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Pattern for the names of modes with treatments rather than diagnoses."""
 _FILLERS = re.compile(
     r"\b(NEC/NOS|NOS|NEC|not otherwise specified|not elsewhere classified)\b|"
-    r"[ ,]+(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
+    r"[ ,]+(or )?(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
     r"^(other )?(and )?unspecified |^other (and ill-defined |forms of )",
     re.IGNORECASE,
 )
@@ -121,27 +121,30 @@ MOST_FALSE, EVEN = 0.1, 0.5
 "uncertain"."""
 
 
-def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
-    """Return a label such as ``stable``, which says whether other runs found the phenotype too.
-
-    If `pairs` is empty, the label depends on `chance`, the probability of a false discovery.
-    """
-    if not pairs:
-        if chance is None:
-            return ""
-        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= EVEN else DOUBTFUL
+def stability(pairs: Sequence[tables.Pair]) -> str:
+    """Return a label such as ``stable``, which says whether other runs found the phenotype too."""
     count = sum(pair.is_replicated for pair in pairs)
     if count:
         return STABLE if count == len(pairs) else PARTLY
     return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
 
 
+def likelihood(chance: float) -> str:
+    """Return a label such as ``likely real`` for the probability of a false discovery."""
+    return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= EVEN else DOUBTFUL
+
+
+def certainty(pairs: Sequence[tables.Pair], chance: float | None) -> list[str]:
+    """Return a phenotype's `stability` and `likelihood` labels, without those that are unknown."""
+    return [stability(pairs)] * bool(pairs) + ([] if chance is None else [likelihood(chance)])
+
+
 def certainties(
     model: GlobalModel, others: Sequence[tables.Replication], summary: Summary | None
-) -> dict[int, str]:
-    """Return each phenotype's `certainty`, or empty strings if the model is uninformative."""
+) -> dict[int, list[str]]:
+    """Return each phenotype's `certainty`, or empty lists if the model is uninformative."""
     if summary is not None and uninformative_message(summary):
-        return dict.fromkeys(range(1, model.rank + 1), "")
+        return {r: [] for r in range(1, model.rank + 1)}
     chances = model.false_discovery or [None] * model.rank
     return {r: certainty(tables.pairs_of(r, others), p) for r, p in enumerate(chances, start=1)}
 
@@ -155,8 +158,9 @@ def first_line(
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):
-        if {*labels} & {best, *others}:
-            sure = labels.count(best)
+        sure = labels.count(best)
+        # That none is likely real says little if other runs found the patterns again.
+        if sure or ({*labels} & {*others} and not (best == LIKELY and STABLE in labels)):
             are = "is" if sure < 2 else "are"
             parts.append(f"{counted(sure) if sure else 'none'} {are} {best}")
     if table is not None and isinstance(table.without, float):
@@ -235,18 +239,17 @@ def certainty_sentence(
         if chance == EVEN:
             others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
             own = f"differs from {others} in one kind of code only" if same else _FREQUENT
-        own = f"{certainty((), chance).capitalize()}: {own}."
-        if not pairs:
-            return own
+        own = f"{likelihood(chance).capitalize()}: {own}."
+    if not pairs:
+        return own or "Not checked: this run was not compared with another run."
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of the {counted(runs)} repeats")
     found = {
-        "": "Not checked: this run was not compared with another run.",
         STABLE: f"Stable: found again in {repeats}.",
         PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
-    }[certainty(pairs)]
+    }[stability(pairs)]
     return f"{found} {own}".strip()
 
 
@@ -382,7 +385,7 @@ def _certainty(summary: Summary) -> str:
     chances = summary.false_discovery
     if not chances or uninformative_message(summary):
         return ""
-    likely = sum(certainty((), chance) == LIKELY for chance in chances)
+    likely = sum(likelihood(chance) == LIKELY for chance in chances)
     found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
     return found if likely else f"{found}; a lower rank may help (auto-rank looks for one)"
 
@@ -404,7 +407,8 @@ NOT_COVERED: tuple[str, ...] = (
     "Results computed from these factors, even if a simulation shows them: errors, use by site, "
     "prevalence, mortality coefficients and AUC.",
     "Codes, rank and settings that were chosen by looking at patients' data outside this run.",
-    "Other runs on the same patients: each has its own cost, and the site's ledger adds them up.",
+    "Other runs on the same patients: each has its own cost. A hospital's ledger adds them up. A "
+    "simulation's ledgers cover only runs with the same state-dir.",
     "Patients with records at several sites. Their loss can be the sum of what those sites spent.",
     "Whether a hospital takes part, which rounds it answers, and how long each answer takes.",
 )

@@ -21,6 +21,8 @@ from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, wr
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.summary import SiteSpending, Summary
 from dpfact_flower.evaluation.tables import pairs_of
+from dpfact_flower.privacy.guarantee import delta_warning
+from dpfact_flower.privacy.release import about_rows
 from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
@@ -88,6 +90,9 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "clinical": () if uninformative else clinical_measures(model),
         "draws": DRAWS,
         "guarantees": _guarantees(summary),
+        "delta_warning": summary.spent
+        and table
+        and delta_warning(summary.spent.delta, table.patients // summary.sites),
         "records": records,
         "failures": _grouped(((f.who, f.reason), r.round) for r in records for f in r.failures),
         "arrivals": _grouped((a.site, a.staleness) for r in records for a in r.arrivals),
@@ -162,7 +167,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
         about = prose.paragraph(measured, table, unit) if table and measured else None
         sentences = [
             *(about or [prose.leading_sentence(by_mode)]),
-            prose.certainty_sentence(pairs, chance, near),
+            about_rows(prose.certainty_sentence(pairs, chance, near), run.summary.row_unit),
             prose.review_sentence(run.reviewed.get(number)),
         ]
         named = model.names.get(number)
@@ -174,7 +179,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
                 "text": " ".join(filter(None, sentences)),
                 "codes": {mode: _listed(rows)[:most] for mode, rows in by_mode.items()},
                 "measured": measured,
-                "certainty": [*filter(None, (prose.certainty(pairs), prose.certainty((), chance)))],
+                "certainty": prose.certainty(pairs, chance),
                 "search": prose.search_words(
                     row.description for rows in by_mode.values() for row in prose.leading(rows)
                 ),

@@ -51,7 +51,7 @@ class Run(FinishedRun):
         frame = self.model.to_frame(top=top)
         frame.insert(1, "title", frame["phenotype"].map(titles(self.model)))
         sure = certainties(self.model, self.replications, self.summary)
-        return frame.assign(certainty=frame["phenotype"].map(sure))
+        return frame.assign(certainty=frame["phenotype"].map(lambda r: ", ".join(sure[r])))
 
     def clinical(self) -> DataFrame:
         """Return clinical measures of the phenotypes, computed from the model alone."""

@@ -23,6 +23,7 @@ from dpfact_flower.evaluation.run_folder import (
     read_names,
     read_summary,
     write_names,
+    write_replications,
     write_summary,
 )
 from dpfact_flower.evaluation.tables import Pair, Replication
@@ -255,7 +256,8 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     own = ["likely real", "uncertain", "doubtful"]
     assert [card["certainty"] for card in shown] == [[word] for word in own]
     written = dpfact("export", folder, "--phenotypes", tmp_path / "x.csv")
-    assert "doubtful, or not found again: phenotype(s) 3\n" in written
+    assert "doubtful: phenotype(s) 3\n" in written
+    assert "as public as the model\n" in written
     words = {row["phenotype"]: row["certainty"] for row in lines_of(tmp_path / "x.csv")}
     assert words == {"1": "likely real", "2": "uncertain", "3": "doubtful"}
     assert all("Not checked" not in card["text"] for card in shown)
@@ -263,6 +265,11 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     compared = cards(replace(found, replications=(repeat,)))
     both = zip(["stable", "not found", "not found"], own, strict=True)
     assert [card["certainty"] for card in compared] == [*map(list, both)]
+    write_replications(folder, (repeat,))
+    written = dpfact("export", folder, "--phenotypes", tmp_path / "y.csv")
+    assert "doubtful or not found again: phenotype(s) 2, 3\n" in written
+    assert "as public as the model and the runs beside it\n" in written
+    assert lines_of(tmp_path / "y.csv")[-1]["certainty"] == "not found, doubtful"
     for line in lines_of(tmp_path / "x.csv"):
         assert float(line["false_discovery"]) == known[int(line["phenotype"]) - 1]
     dpfact("export", run, "--phenotypes", tmp_path / "codes.csv")

@@ -237,14 +237,14 @@ def test_designs_without_an_answer_say_why():
 
     off = A.copy()
     off[:, 1] = 0
-    assert reasons(off, died) == [None, "all patients have the same score", None]
+    assert reasons(off, died) == [None, "all scores are equal", None]
     twice = A.copy()
     twice[:, 1] = 2 * twice[:, 0]
     assert reasons(twice, died) == [None] * 3  # the penalty shares the coefficient
     survived = np.where(A[:, 2] > 0, 0, died)
-    assert reasons(A, survived)[2] == "fewer than 10 patients have both"
+    assert reasons(A, survived)[2] == "fewer than 10 have both"
     dead = np.where(A[:, 2] > 0, 1, died)
-    assert reasons(A, dead)[2] == "fewer than 10 patients who have it lack the outcome"
+    assert reasons(A, dead)[2] == "fewer than 10 who have it lack the outcome"
     parted = (A.sum(axis=1) > np.quantile(A.sum(axis=1), 0.8)).astype(int)
     assert reasons(A, parted) == [None] * 3
     nobody = np.zeros(300, int)

@@ -193,11 +193,11 @@ def test_no_epsilon_stands_without_its_claim(runs, kind):
     found = set()
     for section, _, text in page.blocks:
         here = {figure for figure in figures if figure in text}
-        if section == "privacy" and here:
+        if section in {"privacy", "methods"} and here:
             assert PATIENT_CLAIM in text
             found |= here
     assert found == figures
-    assert not [s for s in SECTIONS if s != "privacy" and "ε" in page.texts.get(s, "")]
+    assert {s for s in page.texts if "ε" in page.texts[s]} == {"header", "privacy", "methods"}
     (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "p") and "ε" in t]
     assert PATIENT_CLAIM in headline
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
@@ -298,7 +298,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
         {"coefficient": -0.5, "p_value": 0.0004, "interval": [-0.7, -0.3], "rate": 0.2,
          "rate_interval": [0.15, 0.26]},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
-        {"reason": "fewer than 10 patients have both", "rate": "<10"},
+        {"reason": "fewer than 10 have both", "rate": "<10"},
         {"coefficient": 5.0, "p_value": 0.04, "interval": [4.0, 6.302], "rate": "hidden"},
     ]  # fmt: skip
 
@@ -324,7 +324,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     assert "<10 hidden" in overview[3]
     assert " 0.61 (0.50–0.74) p < 0.001" in rows[0]
     assert " 1.28 – " in rows[1]
-    assert " fewer than 10 patients have both – " in rows[2]
+    assert " fewer than 10 have both – " in rows[2]
     assert " >99 (55–>99) p = 0.040" in rows[3]
     assert all(row.endswith(" too few –") for row in rows)  # odds of 0.33 to 3.33
     assert 'd="M160 6H160"' in page.source
@@ -384,7 +384,10 @@ def test_the_words_of_the_overview_are_explained_below_it(run):
     assert "up to 10 % (likely real)" in Page(run).texts["phenotypes"]
     write_replications(run, [Replication("other", "", RANK, ())])
     shown = Page(run).texts["phenotypes"]
-    assert "a stable pattern was found again in every other run" in shown
+    assert "a stable pattern was found in every other run" in shown
+    assert "no epsilon covers" not in shown
+    write_replications(run, [Replication("other", "without noise", RANK, ())])
+    assert "no epsilon covers these words" in Page(run).texts["phenotypes"]
     assert "up to 10 % (likely real)" in shown
 
 
