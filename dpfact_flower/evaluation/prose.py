@@ -387,7 +387,7 @@ def _certainty(summary: Summary) -> str:
         return ""
     likely = sum(likelihood(chance) == LIKELY for chance in chances)
     found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
-    return found if likely else f"{found}; a lower rank may help (auto-rank looks for one)"
+    return found if likely else f"{found}; with a lower rank (auto-rank finds one), some may be"
 
 
 UNITS: Mapping[Unit, str] = {

@@ -168,11 +168,12 @@ class PatientRule(ServerRule):
                 _logger.info("auto-rank: %d of %d are no better; back to %d", real, rank, kept)
                 return
             enough = real >= _ENOUGH * rank
-            then = f"all {rank} are kept" if enough else f"fitting {real}"
+            fewer = max(real, math.ceil(rank / 2))  # with far too many, the count says little
+            then = f"all {rank} are kept" if enough else f"fitting {fewer}"
             _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", real, rank, then)
             if enough:
                 return
-            before, share, rank = (self.factors, self._halves), real / rank, real
+            before, share, rank = (self.factors, self._halves), real / rank, fewer
             self._fit_start(released, rank, sigma)
 
     def _fit_start(self, released: Sequence[Array], rank: int, sigma: float) -> None:
