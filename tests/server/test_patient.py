@@ -230,7 +230,9 @@ def test_the_rank_is_decided_where_the_start_can_be_judged(monkeypatch, caplog, 
     assert ("too noisy to judge" in caplog.text) is not known
 
 
-@pytest.mark.parametrize(("found", "kept"), [([3, 2], 4), ([2, 1], 4), ([3, 3], 3), ([1, 1, 1], 1), ([1, 2], 2)])
+@pytest.mark.parametrize(
+    ("found", "kept"), [([3, 2], 4), ([2, 1], 4), ([3, 3], 3), ([1, 1, 1], 1), ([1, 2], 2)]
+)
 def test_a_lower_rank_is_kept_only_if_more_of_its_phenotypes_exist(monkeypatch, found, kept):
     monkeypatch.setattr(module, "fitted_to_surrogates", lambda start, *_: start.factors)
     monkeypatch.setattr(module, "fitted_to_halves", lambda *_: ["two halves"])
