@@ -44,7 +44,7 @@ def centre_init(
 
     NAME is the DNS name or address at which hospitals reach the centre.
     """
-    from dpfact_flower.runtime.installation import certificate_print, renew_centre, write_centre
+    from dpfact_flower.runtime.installation import cert_fingerprint, renew_centre, write_centre
 
     folder = folder.expanduser().absolute()
     if renew:
@@ -52,7 +52,7 @@ def centre_init(
         say(f"Restart dpfact-centre and the proxy to use the new {folder}/server.pem.")
         return
     write_centre(folder, name, port)
-    authority = certificate_print((folder / "ca.crt").read_bytes())
+    authority = cert_fingerprint((folder / "ca.crt").read_bytes())
     say(
         f"Written to {folder}.\n"
         f"1. Start it. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
@@ -75,11 +75,11 @@ def centre_admit(
     NAME.pub is the file that dpfact site init wrote at the hospital. NAME must be the hospital's
     name, because the key is registered under NAME. The centre must be running.
     """
-    from dpfact_flower.runtime.installation import node_key_print
+    from dpfact_flower.runtime.installation import key_fingerprint
 
     path = public_key.expanduser().absolute()
     check_name("NAME", path.stem)
-    found = node_key_print(path.read_bytes())
+    found = key_fingerprint(path.read_bytes())
     if not fingerprint:
         typer.confirm(f"{path.stem}: {found}\nDid the hospital read the same to you?", abort=True)
     elif fingerprint.split() != found.split():

@@ -54,7 +54,7 @@ def site_init(
     settings with -s. See the table Site in dpfact settings.
     """
     from dpfact_flower.runtime.check import check_site
-    from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
+    from dpfact_flower.runtime.installation import cert_fingerprint, key_fingerprint, write_site
     from dpfact_flower.site.hospital import check_choices, check_data_site
 
     folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
@@ -66,7 +66,7 @@ def site_init(
     check_choices(site)
     check_data_site(open_site(data).name, site)
     authority = ca.read_bytes()
-    issuer = certificate_print(authority)
+    issuer = cert_fingerprint(authority)
     public = write_site(
         folder, chosen, centre=centre if ":" in centre else f"{centre}:443",
         authority=authority, data=data, port=port,
@@ -75,7 +75,7 @@ def site_init(
     say(
         f"Written to {folder}; your settings are in {config}.\n"
         f"1. Send {folder}/{name}.pub to the centre. Read this fingerprint to them by telephone:\n"
-        f"   {node_key_print(public)}\n"
+        f"   {key_fingerprint(public)}\n"
         f"   The centre reads the fingerprint of ca.crt to you, which must be:\n"
         f"   {issuer}\n"
         f"2. Start both parts. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"

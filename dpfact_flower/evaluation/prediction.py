@@ -20,7 +20,7 @@ from dpfact_flower.data.site_data import DIED, SiteData
 from dpfact_flower.evaluation.membership import mode_presence
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction
 from dpfact_flower.evaluation.tables import SMALL
-from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
+from dpfact_flower.machine.threads import in_order, one_blas_thread
 from dpfact_flower.tensor import SparseTensor
 
 MOST_PREDICTED = 100_000
@@ -107,7 +107,7 @@ def split_scores(
         return float(roc_auc_score(labels[test], fitted.decision_function(predictors[test])))
 
     with one_blas_thread:  # many small regressions take twice as long on two threads
-        for of_split in in_order(split, masks, threads=thread_count()):
+        for of_split in in_order(split, masks):
             for key, score in zip(scores, of_split, strict=True):
                 scores[key].append(score)
     return scores

@@ -32,10 +32,11 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
 
 
 # Compiled code may contain `WIDTH`, because numba's cache separates processors by their features.
-_given: str | None = getattr(config, "CPU_FEATURES", None)
-_own: str = get_host_cpu_features()  # type: ignore[no-untyped-call]
+_features: str | None = getattr(config, "CPU_FEATURES", None)
+if _features is None:
+    _features = cast(str, get_host_cpu_features())  # type: ignore[no-untyped-call]
 
-WIDTH = 16 if "+avx512f" in (_own if _given is None else _given).split(",") else 8
+WIDTH = 16 if "+avx512f" in _features.split(",") else 8
 """Number of float32 values per register. `tensor.stack` pads rows to a multiple of `WIDTH`.
 
 If the processor's registers are narrower than 256 bits, LLVM combines several registers.

@@ -165,10 +165,10 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
-# list faults for an administrator, including parent folders that a group may write to. Such folders
-# do not cause refusals, because many systems give each user a private group. Access control lists
-# need no separate check, because their mask appears in the group's mode bits.
+# At every request, `check_own` and `check_parents` refuse unsafe files. For an administrator,
+# `not_private` and `changeable` also list parent folders that a group may write to. Requests are
+# not refused for such folders, because many systems give each user a private group. Access control
+# lists need no separate check, because their mask appears in the group's mode bits.
 
 
 def check_own(path: Path, *, reading: bool = False) -> None:
@@ -206,14 +206,14 @@ def check_private(path: Path) -> None:
         raise StateError(f"{path}: others may read it; chmod 600 {shlex.quote(str(path))}")
 
 
-def check_way(folder: Path) -> None:
+def check_parents(folder: Path) -> None:
     """Refuse a folder that any user could move, or whose path contains another user's symlink."""
     try:
-        ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
-        found = [(above, above.lstat(), above.stat()) for above in ways if above.exists()]
+        parents = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
+        existing = [(path, path.lstat(), path.stat()) for path in parents if path.exists()]
     except (OSError, RuntimeError) as error:  # a RuntimeError for circular links
         raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
-    for above, link, status in found:
+    for above, link, status in existing:
         if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
             raise StateError(
                 f"{above}: is a symbolic link of user {link.st_uid} on the way to {folder}; "

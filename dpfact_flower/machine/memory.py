@@ -11,7 +11,7 @@ from pathlib import Path
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUP = Path("/proc/self/cgroup")
 _FIRST = Path("/proc/self/oom_score_adj")
-_beside = [0]
+_parent = [0]
 
 
 def memory_limit() -> int | None:
@@ -26,14 +26,14 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Return this process's peak memory plus the memory recorded by `hold_beside`, in bytes."""
+    """Return this process's peak memory plus the parent's recorded memory, in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
+    return _parent[0] + (most if sys.platform == "darwin" else 1024 * most)
 
 
-def hold_beside(held: int) -> None:
-    """Record the bytes of memory of another process that shares this process's memory limit."""
-    _beside[0] = held
+def count_parent_memory(size: int) -> None:
+    """Record how many bytes the parent process uses, because both processes share one limit."""
+    _parent[0] = size
 
 
 def give_back() -> None:
@@ -42,13 +42,13 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def offer_to_be_ended() -> None:
+def be_killed_first() -> None:
     """Make Linux kill this process first when memory runs out."""
     with suppress(OSError):
         _FIRST.write_text("1000", encoding="ascii")
 
 
-def leave_no_dump() -> None:
+def disable_core_dumps() -> None:
     """Disable core dumps of this process and its children."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))

@@ -69,21 +69,18 @@ one_blas_thread = _OneBlasThread()
 """Context in which the last bits of results do not depend on the number of BLAS threads."""
 
 
-def in_order(
-    function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int = 0
-) -> Iterator[_Result]:
-    """Yield the results of ``map(function, parts)``, in up to `threads` (or all) threads."""
-    threads = threads or thread_count()
-    rest = iter(parts)
-    first = list(islice(rest, 2))
-    if threads <= 1 or len(first) < 2:  # a single part needs no other thread
-        yield from map(function, chain(first, rest))
+def in_order(function: Callable[[_Part], _Result], parts: Iterable[_Part]) -> Iterator[_Result]:
+    """Yield the results of ``map(function, parts)``, computed in `thread_count` threads."""
+    threads, parts = thread_count(), iter(parts)
+    first = list(islice(parts, 2))
+    parts = chain(first, parts)
+    if threads == 1 or len(first) < 2:  # a single part needs no other thread
+        yield from map(function, parts)
         return
     start = partial(setattr, _here, "is_worker", True)
     with ThreadPoolExecutor(threads, initializer=start) as pool:
-        rest = chain(first, rest)
-        waiting = deque(pool.submit(function, part) for part in islice(rest, 2 * threads))
+        waiting = deque(pool.submit(function, part) for part in islice(parts, 2 * threads))
         while waiting:
             result = waiting.popleft().result()
-            waiting.extend(pool.submit(function, part) for part in islice(rest, 1))
+            waiting.extend(pool.submit(function, part) for part in islice(parts, 1))
             yield result

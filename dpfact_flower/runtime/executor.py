@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.files import private_folder, user_id, user_name
 from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
-from dpfact_flower.machine.memory import leave_no_dump
+from dpfact_flower.machine.memory import disable_core_dumps
 from dpfact_flower.machine.processes import listeners
 from dpfact_flower.runtime.services import HOST
 from dpfact_flower.site.hospital import ANSWERING, MACHINE_CODE, read_site_settings
@@ -42,7 +42,7 @@ def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: 
     uid = user_id(node_user) if node_user else os.geteuid()
     state = Path(read_site_settings(config).state_dir)
     os.umask(0o077)
-    leave_no_dump()
+    disable_core_dumps()
     private_folder(state / MACHINE_CODE)
     _set_environment(state)  # before Flower is imported
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415

@@ -180,7 +180,7 @@ def new_node_key(comment: str) -> tuple[bytes, bytes]:
     return private, public + f" {comment}\n".encode()
 
 
-def node_key_print(line: bytes) -> str:
+def key_fingerprint(line: bytes) -> str:
     """Return the fingerprint of a SuperNode's public key."""
     try:
         key = serialization.load_ssh_public_key(line)
@@ -192,7 +192,7 @@ def node_key_print(line: bytes) -> str:
     return fingerprint(key.public_bytes(serialization.Encoding.DER, form))
 
 
-def certificate_print(pem: bytes) -> str:
+def cert_fingerprint(pem: bytes) -> str:
     """Return the fingerprint of a certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)

@@ -45,7 +45,7 @@ def run_superlink(options: Sequence[str]) -> None:
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
-    wait_for_the_database()
+    extend_database_timeout()
     from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
 
     use_flower_handler()
@@ -67,8 +67,8 @@ def run_supernode(options: Sequence[str]) -> NoReturn:
         f"a part of the SuperNode has failed ({failed.exc_value!r})"
     )
     names, push = vars(node), vars(node)["push_object_contents_from_iterable"]
-    names["_pull_and_store_message"] = _or_send(node._pull_and_store_message)
-    names[push.__name__] = lambda parts, **options: push(_while_they_come(parts), **options)
+    names["_pull_and_store_message"] = _including_unsent(node._pull_and_store_message)
+    names[push.__name__] = lambda parts, **options: push(_with_time_limit(parts), **options)
     code: int | str | None = 1
     try:
         flower_supernode()  # returns, with Flower's exit code 0, when the SuperNode gives up
@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
         )
 
 
-def wait_for_the_database() -> None:
+def extend_database_timeout() -> None:
     """Increase how long Flower's SuperLink, if imported later, waits for a busy database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
@@ -125,7 +125,7 @@ def _helper_has_ended() -> bool:
     return False
 
 
-def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     """Make `pull` return a run with an unsent reply if no run has a message to fetch."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
@@ -139,7 +139,7 @@ def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
     return pulled
 
 
-def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+def _with_time_limit(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
     """Yield the parts of a reply, and terminate the SuperNode if a part does not arrive in time."""
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"

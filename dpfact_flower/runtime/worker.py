@@ -23,7 +23,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
-from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
+from dpfact_flower.machine.memory import be_killed_first, count_parent_memory
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
@@ -158,12 +158,12 @@ def main() -> None:
     from dpfact_flower.client_app import app  # noqa: PLC0415
 
     use_flower_handler()
-    offer_to_be_ended()
+    be_killed_first()
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # other output goes to the log
         message, context, held = question_from_bytes(sys.stdin.buffer.read())
         came_in = time.monotonic()
-        hold_beside(held)  # the executor has two copies of the message
+        count_parent_memory(held)  # the executor has two copies of the message
         out.write(f"{came_in}\n".encode())
         out.flush()
         reply = message_to_bytes(app_reply(message, context, came_in, app))

@@ -17,7 +17,7 @@ from dpfact_flower.errors import (
     StateError,
     shown,
 )
-from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked
+from dpfact_flower.machine.files import check_own, check_parents, disk_errors, locked
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_data_key
 from dpfact_flower.settings import SiteSettings
@@ -142,7 +142,7 @@ def check_folders(hospital: Hospital, job: str) -> None:
     for path in (hospital.root, folder, *(folder / name for name in names)):
         check_own(path)
     if not hospital.simulation:
-        check_way(hospital.root)
+        check_parents(hospital.root)
 
 
 def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:

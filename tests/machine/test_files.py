@@ -274,18 +274,18 @@ def test_nobody_may_move_a_folder_away_from_under_its_owner(tmp_path):
     folder.mkdir(parents=True)
     for mode in (0o755, 0o775, 0o1777):
         (tmp_path / "above").chmod(mode)
-        files.check_way(folder)
-        files.check_way(folder / "not" / "there")
+        files.check_parents(folder)
+        files.check_parents(folder / "not" / "there")
     (tmp_path / "above").chmod(0o777)
     with pytest.raises(StateError, match="anybody may write to it") as error:
-        files.check_way(folder)
+        files.check_parents(folder)
     assert f"chmod o-w {tmp_path / 'above'}" in str(error.value)
 
 
 def test_a_link_on_the_way_is_its_users_or_roots(tmp_path, monkeypatch):
     (tmp_path / "real" / "state").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
-    files.check_way(tmp_path / "link" / "state")
+    files.check_parents(tmp_path / "link" / "state")
     user, lstat = os.geteuid(), Path.lstat
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
 
@@ -295,11 +295,11 @@ def test_a_link_on_the_way_is_its_users_or_roots(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "lstat", of_another)
     with pytest.raises(StateError, match="link: is a symbolic link of user"):
-        files.check_way(tmp_path / "link" / "state")
+        files.check_parents(tmp_path / "link" / "state")
 
 
 def test_links_that_go_round_in_circles_are_our_own_error(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(StateError, match="cannot be reached"):
-        files.check_way(tmp_path / "a" / "state")
+        files.check_parents(tmp_path / "a" / "state")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpfact_flower.machine import memory
-from dpfact_flower.machine.memory import hold_beside, memory_limit, memory_used, offer_to_be_ended
+from dpfact_flower.machine.memory import count_parent_memory, memory_limit, memory_used
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_groups_of_version_1_count_too(groups, limited):
 
 def test_who_offers_to_be_ended_is_ended_first(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_FIRST", tmp_path / "adjusted")
-    offer_to_be_ended()
+    memory.be_killed_first()
     assert (tmp_path / "adjusted").read_text() == "1000"
     monkeypatch.setattr(memory, "_FIRST", tmp_path / "missing" / "adjusted")
-    offer_to_be_ended()  # on another system
+    memory.be_killed_first()  # on another system
 
 
 def test_where_the_system_says_nothing_there_is_no_limit(groups, monkeypatch):
@@ -66,9 +66,9 @@ def test_what_a_process_has_had_and_another_holds_for_it_counts(monkeypatch):
     assert memory_used() > 2**20
     unit = 1 if sys.platform == "darwin" else 1024
     monkeypatch.setattr(memory.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=5))
-    monkeypatch.setattr(memory, "_beside", [0])
+    monkeypatch.setattr(memory, "_parent", [0])
     assert memory_used() == 5 * unit
-    hold_beside(2**20)
+    count_parent_memory(2**20)
     assert memory_used() == 2**20 + 5 * unit
 
 

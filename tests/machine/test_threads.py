@@ -12,7 +12,8 @@ from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 5])
-def test_results_come_in_the_order_of_the_parts(threads):
+def test_results_come_in_the_order_of_the_parts(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     done = [threading.Event() for _ in range(20)]
 
     def overtaken(part: int) -> int:
@@ -22,10 +23,11 @@ def test_results_come_in_the_order_of_the_parts(threads):
         done[part].set()
         return part * part
 
-    assert list(in_order(overtaken, range(20), threads=threads)) == [n * n for n in range(20)]
+    assert list(in_order(overtaken, range(20))) == [n * n for n in range(20)]
 
 
-def test_parts_run_at_the_same_time_and_few_results_wait():
+def test_parts_run_at_the_same_time_and_few_results_wait(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     both, taken = threading.Barrier(2, timeout=PATIENCE), []
 
     def meet(part: int) -> int:
@@ -37,21 +39,23 @@ def test_parts_run_at_the_same_time_and_few_results_wait():
             taken.append(part)
             yield part
 
-    results = in_order(meet, parts(), threads=2)
+    results = in_order(meet, parts())
     next(results)
     # Two parts in progress, two ahead of them, and one for the part whose result was taken.
     assert len(taken) <= 5
     assert len(list(results)) == 11
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_error_in_a_part_is_raised(threads):
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_an_error_in_a_part_is_raised(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     with pytest.raises(ZeroDivisionError):
-        list(in_order(lambda part: 1 // part, [1, 0, 1], threads=threads))
+        list(in_order(lambda part: 1 // part, [1, 0, 1]))
 
 
-def test_a_part_has_no_threads_of_its_own():
-    assert list(in_order(lambda _: thread_count(), range(3), threads=2)) == [1, 1, 1]
+def test_a_part_has_no_threads_of_its_own(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert list(in_order(lambda _: thread_count(), range(3))) == [1, 1, 1]
 
 
 def test_blas_stays_on_one_thread_until_the_first_is_out_again():

@@ -94,7 +94,7 @@ def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 7)
     state = NodeStateFactory(ObjectStoreFactory()).state()
-    pull = module._or_send(lambda *, state: None)
+    pull = module._including_unsent(lambda *, state: None)
     message = Message(RecordDict(), 11, "train")
     message.metadata.__dict__["_message_id"] = "m" * 64
     state.store_message(message)
@@ -103,7 +103,7 @@ def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
     reply.metadata.__dict__["_message_id"] = "r" * 64
     state.store_message(reply)
     assert pull(state=state) == 7
-    assert module._or_send(lambda *, state: 9)(state=state) == 9
+    assert module._including_unsent(lambda *, state: 9)(state=state) == 9
     assert len(state.get_messages_legacy(is_reply=True)) == 1
     assert pull(state=state) is None  # it has been sent
 
@@ -112,7 +112,7 @@ def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
     """The executor was killed during the reply. Flower's own SuperNode waits for ever."""
     ended, whole = Event(), [(name, b"1") for name in "abc"]
     monkeypatch.setattr(module, "_end", pytest.fail)
-    assert list(module._while_they_come(whole)) == whole
+    assert list(module._with_time_limit(whole)) == whole
     monkeypatch.setattr(module, "_PART_SECONDS", 0.01)
     monkeypatch.setattr(module, "_end", lambda why: ended.set())
 
@@ -120,7 +120,7 @@ def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
         yield "first", b"1"
         assert ended.wait(PATIENCE)
 
-    assert list(module._while_they_come(parts())) == [("first", b"1")]
+    assert list(module._with_time_limit(parts())) == [("first", b"1")]
 
 
 @pytest.mark.process
@@ -128,8 +128,8 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
     """The test needs a new process, in which Flower is not imported yet."""
     code = """if True:
         import sqlite3
-        from dpfact_flower.runtime.services import wait_for_the_database
-        wait_for_the_database()
+        from dpfact_flower.runtime.services import extend_database_timeout
+        extend_database_timeout()
         from flwr.superlink.cli import flower_superlink
         from flwr.supercore.sql_mixin import _set_sqlite_pragmas
         database = sqlite3.connect(":memory:")
@@ -188,6 +188,6 @@ def test_the_end_of_the_helper_is_told_from_that_of_others_and_from_a_pause(monk
 
 def test_with_another_flower_no_superlink_is_started(monkeypatch):
     monkeypatch.setattr(flower, "version", lambda name: "1.43.0")
-    monkeypatch.setattr(module, "wait_for_the_database", None)
+    monkeypatch.setattr(module, "extend_database_timeout", None)
     with pytest.raises(MissingDependencyError, match=r"Flower 1\.43\.0"):
         module.run_superlink([])

@@ -180,7 +180,7 @@ def _summed(
         add_up(starts[cuts[number] : cuts[number + 1] + 1], *arguments, total)
         return total
 
-    return reduce(np.add, in_order(part, range(threads), threads=threads))
+    return reduce(np.add, in_order(part, range(threads)))
 
 
 @compiled()
