@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Message
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
@@ -154,7 +154,7 @@ def _reply(message: Message, context: Context, ask: Callable[..., Any]) -> Messa
     try:
         client = client_for(context, came_in=came_in, time_left=seconds)
     except RoundRefusedError as error:  # the reply is already due
-        return _error(message, str(error))
+        return records.error_reply(message, str(error))
     return client_reply(message, client, ask)
 
 
@@ -163,19 +163,15 @@ def client_reply(message: Message, client: DPFactClient, ask: Callable[..., Any]
     try:
         request = records.read_request(message)
     except Exception as error:  # the text of an error must not reach the server
-        return _error(message, client.delayed_refusal(error))
+        return records.error_reply(message, client.delayed_refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
     except RoundRefusedError as error:  # here too, the reply is already due
-        return _error(message, str(error))
+        return records.error_reply(message, str(error))
     except Exception as error:  # for example a lack of memory, which depends on patients
         log_privately(client.site.name, error)
-        return _error(message, public_reason(RoundFailedError()))
+        return records.error_reply(message, public_reason(RoundFailedError()))
     return Message(content, reply_to=message)
-
-
-def _error(message: Message, reason: str) -> Message:
-    return Message(Error(records.CLIENT_APP_RAISED, reason), reply_to=message)
 
 
 def client_for(

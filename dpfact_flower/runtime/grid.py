@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -12,7 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.threads import in_order, one_blas_thread
-from dpfact_flower.wire.records import CLIENT_APP_RAISED
+from dpfact_flower.wire.records import error_reply
 
 _SERVER_NODE_ID = _RUN_ID = 1
 
@@ -67,8 +67,8 @@ class InProcessGrid(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes. A node's registered name is the `site` in the node's config."""
-        sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
-        return [NodeInfo(node_id=node, name=sites.get(node, "")) for node in self.get_node_ids()]
+        sites = {node: own.node_config.get("site", "") for node, own in self._contexts.items()}
+        return [NodeInfo(node_id=node, name=str(sites[node])) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages and keep the replies. A ClientApp's exception becomes an error reply."""
@@ -94,4 +94,4 @@ class InProcessGrid(Grid):
         try:
             return self._app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:
-            return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)
+            return error_reply(message, str(error))

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -28,7 +28,7 @@ from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
 from dpfact_flower.site.hospital import ANSWERING, read_site_settings
-from dpfact_flower.wire.records import CLIENT_APP_RAISED
+from dpfact_flower.wire.records import error_reply
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
@@ -109,7 +109,7 @@ class Answering:
         except Exception as error:  # no text of an error may reach the server
             reason = log_privately(site, error)
             delay.wait()
-            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
+            return error_reply(message, reason)
 
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Send `question` to a new process, and return the parts of its output (see `main`).
@@ -144,7 +144,7 @@ def app_reply(message: Message, context: Context, came_in: float, app: ClientApp
         reason = log_privately(settings.site, error)
         # The app's own functions delay their replies, but this message reached no such function.
         ReplyDelay(settings.reply_after, came_in).wait()
-        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
+        return error_reply(message, reason)
 
 
 def main() -> None:

@@ -106,20 +106,10 @@ class RoundRequest:
             solver = privacy.sent(SolverSettings.from_config(config))
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
-        secure = SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
         rounds = _whole(config, "rounds", least=1)
         # The plan has no budget for rounds beyond the planned number.
         number = _whole(config, "round", least=1, most=rounds)
-        present = _present(arrays)
-        selection = [array for array in present if array.dtype == np.int32]
-        anchors = [array for array in present if array.dtype != np.int32]
-        # In mode none, a start's first request has no arrays, and the second has only a selection.
-        starts = (number == 1 and not present) or (
-            number == 2 and 0 < len(present) == len(selection)
-        )
-        fits = starts if privacy.privacy == "none" and not anchors else anchors and not selection
-        if not (fits or privacy.privacy == "patient"):
-            raise MessageError("request: need one float32 array per feature mode, and nothing else")
+        anchors, selection = _split(arrays, privacy.privacy, number)
         return cls(
             job=_name(config, "job"),
             round=number,
@@ -133,7 +123,9 @@ class RoundRequest:
             rule=_name(config, "rule"),
             usages=_usages(config),
             answered=_answered(config, rounds),
-            secure=secure,
+            secure=SecureStage.from_text(_field(config, _SECURE, str))
+            if _SECURE in config
+            else None,
         )
 
     @cached_property
@@ -219,6 +211,24 @@ def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     return [] if len(arrays) == 1 and arrays[0].size == 0 else list(arrays)
 
 
+def _split(
+    arrays: Sequence[NDArray[Any]], mode: str, number: int
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Split a request's arrays into factors and selections. Refuse a wrong combination of both.
+
+    In patient mode, only the site can check the combination, because it depends on the plan.
+    """
+    present = _present(arrays)
+    selection = [array for array in present if array.dtype == np.int32]
+    anchors = [array for array in present if array.dtype != np.int32]
+    fits = bool(anchors) and not selection
+    if mode == "none" and not anchors:  # a start: no arrays in round 1, a selection in round 2
+        fits = number == (2 if selection else 1)
+    if not (fits or mode == "patient"):
+        raise MessageError("request: need one float32 array per feature mode, and nothing else")
+    return anchors, selection
+
+
 def _checked_factors(arrays: Sequence[NDArray[Any]], rank: int) -> Factors:
     """Check the feature factors of a request, and return C-contiguous factors."""
     for mode, array in enumerate(arrays, start=1):
@@ -279,10 +289,8 @@ def _field(config: Mapping[str, object], key: str, kind: type[_T]) -> _T:
 
 def _whole(config: Mapping[str, object], key: str, *, least: int, most: int = LARGEST) -> int:
     value = _field(config, key, int)
-    if value < least:
-        raise MessageError(f"{key}: must be at least {least}, got {shown(value)}")
-    if value > most:
-        raise MessageError(f"{key}: must be at most {most}, got {shown(value)}")
+    if not least <= value <= most:
+        raise MessageError(f"{key}: must lie in [{least}, {most}], got {shown(value)}")
     return value
 
 

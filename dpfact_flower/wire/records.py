@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     no_object_id_recompute,
@@ -22,7 +22,7 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
 CLIENT_APP_RAISED = 2
-"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for replies that contain only an error code."""
+"""Flower's `ErrorCode.CLIENT_APP_RAISED_EXCEPTION`."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
 _NUMPY = "numpy.ndarray"
@@ -49,6 +49,11 @@ def answer(
     content["fitres.num_examples"] = MetricRecord({"num_examples": examples})
     content["fitres.status"] = ConfigRecord({"code": 0, "message": "Success"})
     return content
+
+
+def error_reply(message: Message, reason: str) -> Message:
+    """Return a reply that contains only the reason for an error."""
+    return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
 
 
 def read_request(message: Message) -> Payload:
