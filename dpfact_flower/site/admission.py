@@ -194,8 +194,7 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse a run's last round unless the site was charged for an earlier round of the run."""
-    # The last round is free. This check allows it only in runs with a charged round.
+    """Refuse a run's last round, which is free, unless the run has a charged round at this site."""
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
     check_follows(request, of_job[-1])

@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource, open_site
@@ -40,7 +39,7 @@ class Hospital:
         """The site's public name, which is part of every reply."""
         return self.settings.site or self.source.name
 
-    @cached_property
+    @property
     def root(self) -> Path:
         """The `state-dir`."""
         return Path(self.settings.state_dir).expanduser()

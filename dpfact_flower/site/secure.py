@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +155,7 @@ class _Files:
     folder: Path
     durable: bool
 
-    @cached_property
+    @property
     def _pending(self) -> Path:
         return self.folder.parent / _PENDING
 

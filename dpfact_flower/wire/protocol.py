@@ -106,6 +106,7 @@ class RoundRequest:
             solver = privacy.sent(SolverSettings.from_config(config))
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
+        secure = SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
         rounds = _whole(config, "rounds", least=1)
         # The plan has no budget for rounds beyond the planned number.
         number = _whole(config, "round", least=1, most=rounds)
@@ -123,9 +124,7 @@ class RoundRequest:
             rule=_name(config, "rule"),
             usages=_usages(config),
             answered=_answered(config, rounds),
-            secure=SecureStage.from_text(_field(config, _SECURE, str))
-            if _SECURE in config
-            else None,
+            secure=secure,
         )
 
     @cached_property
