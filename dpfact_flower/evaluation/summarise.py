@@ -227,7 +227,7 @@ def _finished(
     sites, stores = [], []
     for whole, site in zip(cohort.sites, selected.sites, strict=True):
         tag = keyed_hash(sites_folder / whole.name, job, whole.tensor.fingerprint())
-        store = SiteStore(sites_folder, whole.name, job, tag)
+        store = SiteStore(sites_folder / whole.name, job, tag)
         if any(store.folder.glob("state-*.npz")):
             sites.append(site)
             stores.append(store)

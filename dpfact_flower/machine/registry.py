@@ -29,9 +29,9 @@ class Registry(Generic[_Thing]):
 
     def find(self, name: str) -> _Thing:
         """Return the object with this name."""
-        for things in (self._own, self._more):
-            if name in things:
-                return things[name]
+        known = self._own | self._more
+        if name in known:
+            return known[name]
         for entry in entry_points(group=self._group, name=name):
             thing: _Thing = entry.load()
             return self.register(name, thing)

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from logging import ERROR, INFO, WARNING
 from logging.handlers import BufferingHandler
@@ -237,13 +238,9 @@ def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation:
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()
 
-    def answering(ask: Callable[..., Any]) -> Callable[[Message, Context], Message]:
-        def reply(message: Message, context: Context) -> Message:
-            client = clients[int(context.node_config["partition-id"])]
-            return client_reply(message, client, ask)
+    def reply(ask: Callable[..., Any], message: Message, context: Context) -> Message:
+        return client_reply(message, clients[int(context.node_config["partition-id"])], ask)
 
-        return reply
-
-    app.train()(answering(DPFactClient.fit))
-    app.query()(answering(DPFactClient.preflight))
+    app.train()(partial(reply, DPFactClient.fit))
+    app.query()(partial(reply, DPFactClient.preflight))
     return app

@@ -27,7 +27,7 @@ from dpfact_flower.machine.memory import be_killed_first, count_parent_memory
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
-from dpfact_flower.site.hospital import ANSWERING, read_site_settings
+from dpfact_flower.site.hospital import marked_as_answering, read_site_settings
 from dpfact_flower.wire.records import error_reply
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
@@ -90,14 +90,8 @@ class Answering:
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
             seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the longest possible timer
             end = time.monotonic() + seconds
-            note = Path(settings.state_dir, ANSWERING)  # for the hospital's metrics
-            with suppress(OSError):
-                note.touch()
-            try:
+            with marked_as_answering(Path(settings.state_dir)):
                 came_in, *answer = self._ask(question, seconds)
-            finally:
-                with suppress(OSError):
-                    note.unlink()
             if came_in:
                 delay = ReplyDelay(settings.reply_after, float(came_in))
             if len(answer) < 2 or len(answer[1]) != int(answer[0]):

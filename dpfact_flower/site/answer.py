@@ -114,15 +114,15 @@ class Site:
     ) -> Release:
         """Rebuild a release in mode "none", because the ledger does not store its values."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
-        state, release = store.load(row.round), None
+        state = store.load(row.round)
         if state is not None:
             release = release_unprotected(state.factors[1:])
-        elif not request.anchors:  # rounds of a start leave no state
+        elif request.anchors:
+            raise StateError(f"the state of round {row.round} is missing; start a new job")
+        else:  # rounds of a start leave no state
             with self._reading_patients(request, progress):
                 outcome = compute(admission, self._hospital.source.read(), JobState())
                 release = _sent(outcome.release, None)
-        if release is None:
-            raise StateError(f"the state of round {row.round} is missing; start a new job")
         _check_charged(ledger, row, release)
         return release
 

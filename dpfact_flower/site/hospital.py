@@ -2,7 +2,8 @@
 
 import time
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -55,11 +56,11 @@ class Hospital:
 
     def job_folder(self, job: str) -> JobFolder:
         """Return a job's folder, without access to files made from patients' data."""
-        return JobFolder(self.root, self.name, job, durable=not self.simulation)
+        return JobFolder(self.folder, job, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str) -> SiteStore:
         """Return a job's folder, with access to files made from data with this `fingerprint`."""
-        return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
+        return SiteStore(self.folder, job, fingerprint, durable=not self.simulation)
 
 
 def read_site_settings(path: Path) -> SiteSettings:
@@ -114,6 +115,19 @@ def site_folder(settings: SiteSettings) -> Path:
     """Return the folder of the site's ledger and jobs."""
     name = settings.site or open_site(settings.data_path).name
     return Path(settings.state_dir).expanduser() / name
+
+
+@contextmanager
+def marked_as_answering(state: Path) -> Iterator[None]:
+    """Mark the site as busy, so that `answering_seconds` can measure for how long."""
+    mark = state / ANSWERING
+    with suppress(OSError):
+        mark.touch()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            mark.unlink()
 
 
 def answering_seconds(state: Path) -> float:

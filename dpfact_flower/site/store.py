@@ -59,9 +59,9 @@ class JobFolder:
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
 
-    def __init__(self, root: str | Path, site: str, job: str, *, durable: bool = True) -> None:
-        self.folder = Path(root) / site / job
-        for path in (self.folder.parents[1], self.folder.parent, self.folder):
+    def __init__(self, site: Path, job: str, *, durable: bool = True) -> None:
+        self.folder = site / job
+        for path in (site.parent, site, self.folder):
             check_own(path)
         self._durable = durable
 
@@ -96,10 +96,8 @@ class SiteStore(JobFolder):
     The store refuses to read a file that was made from data with a different fingerprint.
     """
 
-    def __init__(
-        self, root: str | Path, site: str, job: str, fingerprint: str, *, durable: bool = True
-    ) -> None:
-        super().__init__(root, site, job, durable=durable)
+    def __init__(self, site: Path, job: str, fingerprint: str, *, durable: bool = True) -> None:
+        super().__init__(site, job, durable=durable)
         self._fingerprint = fingerprint
 
     def save(self, state: SiteState) -> None:
@@ -193,7 +191,7 @@ def close_jobs(folder: Path) -> int:
     with locked(folder):
         jobs = [path.name for path in folder.iterdir() if path.is_dir()]
         for job in jobs:
-            JobFolder(folder.parent, folder.name, job).close()
+            JobFolder(folder, job).close()
     return len(jobs)
 
 

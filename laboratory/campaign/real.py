@@ -243,7 +243,7 @@ class RealRun:
         if looks.exists() and looks.stat().st_size > ATTEMPT_LIMIT:
             yield "more looks than there may be"
         if last is not None and self.scenario.mode == "none":
-            store = SiteStore(folder.parent, folder.name, self.job, last.fingerprint)
+            store = SiteStore(folder, self.job, last.fingerprint)
             if last.round > 1 and store.load(last.round) is None:
                 yield f"round {last.round} was answered, and left no state"
 

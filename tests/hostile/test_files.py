@@ -67,7 +67,7 @@ def write_run(folder: Path) -> None:
 
 
 def write_state(root: Path, site: SiteData) -> SiteStore:
-    store = SiteStore(root, site.name, "job", site.fingerprint)
+    store = SiteStore(root / site.name, "job", site.fingerprint)
     rng = np.random.default_rng(0)
     factors = tuple(rng.random((n, 3)).astype(np.float32) for n in (12, *SIZES))
     store.save(SiteState(2, factors, 0.1))

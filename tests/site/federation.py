@@ -101,8 +101,8 @@ def events_of(tmp_path) -> list[ReleaseEvent]:
 
 
 def store_of(data, tmp_path, job="job") -> SiteStore:
-    state = tmp_path / "state"
-    return SiteStore(state, "site-1", job, keyed_hash(state / "site-1", job, data.fingerprint))
+    folder = tmp_path / "state" / "site-1"
+    return SiteStore(folder, job, keyed_hash(folder, job, data.fingerprint))
 
 
 def refusal(client, request, caplog) -> tuple[str, str]:

@@ -27,8 +27,8 @@ def name_of(round_number: int) -> str:
     return f"state-{round_number:06d}.npz"
 
 
-def make_store(root, fingerprint=FINGERPRINT, site="north", job="job-1", **how) -> SiteStore:
-    return SiteStore(root, site, job, fingerprint, **how)
+def make_store(root, fingerprint=FINGERPRINT, **how) -> SiteStore:
+    return SiteStore(root / "north", "job-1", fingerprint, **how)
 
 
 def make_measures(round_number: int = 1, seconds: float = 1 / 3) -> RoundMeasures:
