@@ -39,7 +39,7 @@ FLOWERS_OWN = (
 """Flower commands that run any app sent by the SuperLink."""
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _KEY = "--auth-supernode-private-key"
-_LEAST_ROOM = 2**28
+_LEAST_SPACE = 2**28
 """Free disk space, in bytes, required for the ledger rows and last requests of other runs."""
 _CONNECT_SECONDS = 10.0
 _SOON = 30 * 86_400
@@ -47,7 +47,7 @@ _SHOWN = 3
 """Maximum number of installed files to report as changeable by other users."""
 
 
-class Place:
+class Machine:
     """A hospital's machine, with the executor's settings file and the SuperNode's key file."""
 
     def __init__(self, config: Path, key: Path) -> None:
@@ -91,7 +91,7 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckRe
     """
     opened = "the settings, the data and the key are there"
     try:
-        place = Place(config, key)
+        machine = Machine(config, key)
     except (DPFactError, OSError) as error:
         return [CheckResult(opened, (_fault(error),))]
     findings = [CheckResult(opened, ())]
@@ -99,7 +99,7 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckRe
         if started or run_check in _BEFORE_START:
             faults: list[str] = []
             try:
-                faults.extend(run_check(place) or ())
+                faults.extend(run_check(machine) or ())
             except (DPFactError, OSError) as error:
                 faults.append(_fault(error))  # after the faults that were found before the error
             findings.append(CheckResult(title, tuple(dict.fromkeys(faults))))
@@ -112,58 +112,58 @@ def _fault(error: Exception) -> str:
     return str(error)
 
 
-def _flower(_: Place) -> None:
+def _flower(_: Machine) -> None:
     refuse_unknown_version()
 
 
-def _complete(place: Place) -> None:
-    hospital.check_choices(place.settings)
+def _settings(machine: Machine) -> None:
+    hospital.check_choices(machine.settings)
 
 
-def _opens(place: Place) -> None:
-    hospital.check_data_site(open_site(place.data).name, place.settings)
+def _data_file(machine: Machine) -> None:
+    hospital.check_data_site(open_site(machine.data).name, machine.settings)
 
 
-def _two_users(place: Place) -> Iterator[str]:
-    if place.executor_user == place.node_user:
-        both = f"{files.user_name(place.node_user)} owns both {place.key} and {place.data}"
+def _two_users(machine: Machine) -> Iterator[str]:
+    if machine.executor_user == machine.node_user:
+        both = f"{files.user_name(machine.node_user)} owns both {machine.key} and {machine.data}"
         yield f"{both}: give one of them to a user of its own"
-    if 0 in {place.executor_user, place.node_user}:
+    if 0 in {machine.executor_user, machine.node_user}:
         yield "root owns the key or the data: give them to users of their own"
 
 
-def _owners(place: Place) -> list[str]:
+def _owners(machine: Machine) -> list[str]:
     data, state = (
-        files.not_private(path, place.executor_user) for path in (place.data, place.state)
+        files.not_private(path, machine.executor_user) for path in (machine.data, machine.state)
     )
-    return data + state + files.not_private(place.key, place.node_user)
+    return data + state + files.not_private(machine.key, machine.node_user)
 
 
-def _secure_keys(place: Place) -> list[str]:
-    settings = place.settings
+def _secure_keys(machine: Machine) -> list[str]:
+    settings = machine.settings
     if not (settings.secure_key or settings.secure_peers):
         return []
-    keyring_of(settings, hospital.site_folder(place.settings).name)
-    peers = files.changeable(Path(settings.secure_peers), {place.executor_user})
-    return files.not_private(Path(settings.secure_key), place.executor_user) + peers
+    keyring_of(settings, hospital.site_folder(machine.settings).name)
+    peers = files.changeable(Path(settings.secure_peers), {machine.executor_user})
+    return files.not_private(Path(settings.secure_key), machine.executor_user) + peers
 
 
-def _time(place: Place) -> Iterator[str]:
-    if not place.settings.reply_after and place.settings.allow_privacy != "none":
-        yield f"the server can see how long a round takes: set reply-after in {place.config}"
+def _reply_time(machine: Machine) -> Iterator[str]:
+    if not machine.settings.reply_after and machine.settings.allow_privacy != "none":
+        yield f"the server can see how long a round takes: set reply-after in {machine.config}"
 
 
-def _delta(place: Place) -> Iterator[str]:
+def _delta(machine: Machine) -> Iterator[str]:
     patients = 0
     with suppress(DPFactError):  # another check reports faults in the data file
-        patients = int(load_npz(place.data, ("shape",), others=False)["shape"][0])
-    warning = delta_warning(place.settings.budget_delta, patients)
-    if warning and place.settings.max_epsilon:
-        yield f"budget-{warning} in {place.config}, and for the centre's runs"
+        patients = int(load_npz(machine.data, ("shape",), others=False)["shape"][0])
+    warning = delta_warning(machine.settings.budget_delta, patients)
+    if warning and machine.settings.max_epsilon:
+        yield f"budget-{warning} in {machine.config}, and for the centre's runs"
 
 
-def _ledger(place: Place) -> list[str]:
-    folder = hospital.site_folder(place.settings)
+def _ledger(machine: Machine) -> list[str]:
+    folder = hospital.site_folder(machine.settings)
     check_no_note(folder)
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
@@ -174,64 +174,66 @@ def _ledger(place: Place) -> list[str]:
         return ledger.verify()
 
 
-def _room(place: Place) -> Iterator[str]:
-    free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
+def _space_and_failures(machine: Machine) -> Iterator[str]:
+    free, least = shutil.disk_usage(machine.state).free, _LEAST_SPACE
     with suppress(DPFactError):  # another check reports faults in the data file
-        least += largest_run(open_site(place.data).vocabularies, place.settings)
+        least += largest_run(open_site(machine.data).vocabularies, machine.settings)
     if free < least:
-        has = f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
+        has = f"{machine.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
         yield f"{has}: free disk space, or lower max-rank"
-    check_attempts(hospital.site_folder(place.settings))
+    check_attempts(hospital.site_folder(machine.settings))
 
 
-def _code(place: Place) -> Iterator[str]:
-    trusted = {place.executor_user}
-    yield from files.changeable(place.config, trusted)
+def _code(machine: Machine) -> Iterator[str]:
+    trusted = {machine.executor_user}
+    yield from files.changeable(machine.config, trusted)
     yield from files.changeable(Path(sys.executable), trusted)
-    machine_code = place.state / hospital.MACHINE_CODE  # created so that only its owner has access
+    machine_code = (
+        machine.state / hospital.MACHINE_CODE
+    )  # created so that only its owner has access
     with suppress(StateError):  # another check reports an executor that is not running
-        environment = place.executor.environment or {}
+        environment = machine.executor.environment or {}
         machine_code = Path(environment.get("NUMBA_CACHE_DIR") or machine_code)
     for folder in (sysconfig.get_path("purelib"), Path(__file__).parents[1], machine_code):
         if Path(folder).exists():
             yield from islice(files.changeable_within(Path(folder), trusted), _SHOWN)
 
 
-def _supernode(place: Place) -> Iterator[str]:
-    node = place.supernode
-    yield from _runs_as(node, place.node_user, "the SuperNode")
+def _supernode(machine: Machine) -> Iterator[str]:
+    node = machine.supernode
+    yield from _runs_as(node, machine.node_user, "the SuperNode")
     if node.option("--isolation") != "process":
         yield "the SuperNode starts what the SuperLink sends: start it with --isolation process"
     if node.runs(_SUPERNODE):
         yield "nothing restarts the SuperNode if it gives up: start it with dpfact site connect"
     if node.option("--node-config") is not None:
         yield "the SuperNode's --node-config is readable by all users and has no effect: remove it"
-    yield from _secret(node, "--superexec-auth-secret-file", place.node_user)
+    yield from _secret(node, "--superexec-auth-secret-file", machine.node_user)
 
 
-def _executor(place: Place) -> Iterator[str]:
-    yield from _runs_as(place.executor, place.executor_user, "the executor")
-    yield from _secret(place.executor, "--secret", place.executor_user)
+def _executor(machine: Machine) -> Iterator[str]:
+    yield from _runs_as(machine.executor, machine.executor_user, "the executor")
+    yield from _secret(machine.executor, "--secret", machine.executor_user)
 
 
-def _port(place: Place) -> Iterator[str]:
+def _port(machine: Machine) -> Iterator[str]:
     """Check that only the SuperNode's user listens on the port to which the executor connects."""
-    executor = place.executor
-    node, given = files.user_name(place.node_user), executor.option("--node-user")
-    if (executor.uid if given is None else files.user_id(given)) != place.node_user:
+    executor = machine.executor
+    node, given = files.user_name(machine.node_user), executor.option("--node-user")
+    if (executor.uid if given is None else files.user_id(given)) != machine.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
     host, port = executor.option("--host") or HOST, int(executor.option("--port") or PORT)
     listening = listeners(host, port)
     if listening is None:
         yield f"cannot see which process listens at {host}:{port}: it must be the SuperNode"
-    for uid in {listener.uid for listener in listening or ()} - {place.node_user}:
-        place_of = f"at {host}:{port}, where the executor fetches its work"
-        yield f"{files.user_name(uid)} listens {place_of}: ask them, or use another port for {node}"
+    for uid in {listener.uid for listener in listening or ()} - {machine.node_user}:
+        where = f"at {host}:{port}, where the executor fetches its work"
+        yield f"{files.user_name(uid)} listens {where}: ask them, or use another port for {node}"
 
 
-def _nothing_of_flowers(place: Place) -> Iterator[str]:
-    for process in place.processes:
-        if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
+def _no_flower_executor(machine: Machine) -> Iterator[str]:
+    for process in machine.processes:
+        if process.uid in {machine.node_user, machine.executor_user} and process.runs(*FLOWERS_OWN):
             command = " ".join(process.words[:2])
             yield (
                 f"process {process.pid} of {files.user_name(process.uid)} ({command}) runs what a "
@@ -239,16 +241,16 @@ def _nothing_of_flowers(place: Place) -> Iterator[str]:
             )
 
 
-def _server(place: Place) -> list[str]:
-    node = place.supernode
+def _server(machine: Machine) -> list[str]:
+    node = machine.supernode
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
     if address is None or certificates is None:
         return ["the SuperNode connects without TLS: give it --superlink and --root-certificates"]
     return server_faults(address, certificates)
 
 
-def _no_network(place: Place) -> Iterator[str]:
-    pid = place.executor.pid
+def _no_network(machine: Machine) -> Iterator[str]:
+    pid = machine.executor.pid
     if not (_interfaces(pid) <= {"lo"} or _denied(pid)):
         wanted = "IPAddressDeny=any and IPAddressAllow=127.0.0.1 in its systemd unit"
         yield f"the executor may reach more than this machine: {wanted}"
@@ -334,25 +336,33 @@ def _clock_faults(sent: str | None) -> list[str]:
     return [f"this clock is {abs(ahead):.0f} s {side} the centre's: use NTP"]
 
 
-CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
+CHECKS: dict[str, Callable[[Machine], Iterable[str] | None]] = {
     f"Flower {' or '.join(KNOWN)} is installed": _flower,
-    "the settings are complete": _complete,
-    "the data file can be read and belongs to this site": _opens,
+    "the settings are complete": _settings,
+    "the data file can be read and belongs to this site": _data_file,
     "the key and the data belong to different users": _two_users,
     "only their owners have access to the data, the state folder and the key": _owners,
     "the keys for secure sums are valid, and only the owner has the private key": _secure_keys,
-    "each reply leaves at a fixed time": _time,
+    "each reply leaves at a fixed time": _reply_time,
     "budget-delta suits the number of patients": _delta,
     "the ledger is intact": _ledger,
-    "the disk has space, and not too many rounds in a row have failed": _room,
+    "the disk has space, and not too many rounds in a row have failed": _space_and_failures,
     "no other user can change the settings, the installation or the machine code": _code,
     "the SuperNode leaves the work to the executor": _supernode,
     "the executor is the one from this package": _executor,
     "the executor answers the SuperNode's user, and no other user listens on its port": _port,
-    "none of Flower's own executors is running": _nothing_of_flowers,
+    "none of Flower's own executors is running": _no_flower_executor,
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }
 """Checks, keyed by condition. Each check raises an error or returns faults with their remedies."""
-_BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _delta, _room}
+_BEFORE_START = {
+    _flower,
+    _settings,
+    _data_file,
+    _secure_keys,
+    _reply_time,
+    _delta,
+    _space_and_failures,
+}
 """Checks that work before the processes start."""
