@@ -16,8 +16,9 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Return a decorator that compiles a function to code that runs without the GIL.
 
     `options` are passed to `numba.njit`. Numba caches kernels by name. If one function is compiled
-    several times but inlines different functions, give each kernel its own `tag`. If it inlines a
-    function of another module, set ``cache=False``, because numba would not notice its changes.
+    several times but inlines different functions, give each kernel its own `tag`. If the
+    function inlines a function of another module, set ``cache=False``, because numba would not
+    notice changes in that module.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -132,20 +132,18 @@ def _two_users(machine: Machine) -> Iterator[str]:
         yield "root owns the key or the data: give them to users of their own"
 
 
-def _owners(machine: Machine) -> list[str]:
-    data, state = (
-        files.not_private(path, machine.executor_user) for path in (machine.data, machine.state)
-    )
-    return data + state + files.not_private(machine.key, machine.node_user)
+def _owners(machine: Machine) -> Iterator[str]:
+    yield from files.not_private(machine.data, machine.executor_user)
+    yield from files.not_private(machine.state, machine.executor_user)
+    yield from files.not_private(machine.key, machine.node_user)
 
 
-def _secure_keys(machine: Machine) -> list[str]:
+def _secure_keys(machine: Machine) -> Iterator[str]:
     settings = machine.settings
-    if not (settings.secure_key or settings.secure_peers):
-        return []
-    keyring_of(settings, hospital.site_folder(machine.settings).name)
-    peers = files.changeable(Path(settings.secure_peers), {machine.executor_user})
-    return files.not_private(Path(settings.secure_key), machine.executor_user) + peers
+    if settings.secure_key or settings.secure_peers:
+        keyring_of(settings, hospital.site_folder(settings).name)
+        yield from files.not_private(Path(settings.secure_key), machine.executor_user)
+        yield from files.changeable(Path(settings.secure_peers), {machine.executor_user})
 
 
 def _reply_time(machine: Machine) -> Iterator[str]:
@@ -167,14 +165,14 @@ def _ledger(machine: Machine) -> list[str]:
     check_no_note(folder)
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
-        return [] if not has_jobs(folder) else [f"{folder} has runs but no ledger: restore it"]
+        return [f"{folder} has runs but no ledger: restore it"] if has_jobs(folder) else []
     if journal.exists():  # a charge is being written, or was interrupted
         return [f"{journal} exists: if it does not go away, run dpfact ledger verify {folder}"]
     with Ledger(folder, create=False) as ledger:
         return ledger.verify()
 
 
-def _space_and_failures(machine: Machine) -> Iterator[str]:
+def _space(machine: Machine) -> Iterator[str]:
     free, least = shutil.disk_usage(machine.state).free, _LEAST_SPACE
     with suppress(DPFactError):  # another check reports faults in the data file
         least += largest_run(open_site(machine.data).vocabularies, machine.settings)
@@ -188,15 +186,13 @@ def _code(machine: Machine) -> Iterator[str]:
     trusted = {machine.executor_user}
     yield from files.changeable(machine.config, trusted)
     yield from files.changeable(Path(sys.executable), trusted)
-    machine_code = (
-        machine.state / hospital.MACHINE_CODE
-    )  # created so that only its owner has access
+    machine_code = machine.state / hospital.MACHINE_CODE
     with suppress(StateError):  # another check reports an executor that is not running
         environment = machine.executor.environment or {}
         machine_code = Path(environment.get("NUMBA_CACHE_DIR") or machine_code)
-    for folder in (sysconfig.get_path("purelib"), Path(__file__).parents[1], machine_code):
-        if Path(folder).exists():
-            yield from islice(files.changeable_within(Path(folder), trusted), _SHOWN)
+    for folder in (Path(sysconfig.get_path("purelib")), Path(__file__).parents[1], machine_code):
+        if folder.exists():
+            yield from islice(files.changeable_within(folder, trusted), _SHOWN)
 
 
 def _supernode(machine: Machine) -> Iterator[str]:
@@ -256,11 +252,10 @@ def _no_network(machine: Machine) -> Iterator[str]:
         yield f"the executor may reach more than this machine: {wanted}"
 
 
-def _runs_as(process: Process, uid: int, name: str) -> list[str]:
-    if process.uid == uid:
-        return []
-    actual, expected = files.user_name(process.uid), files.user_name(uid)
-    return [f"{name} runs as {actual}: start it as {expected}"]
+def _runs_as(process: Process, uid: int, name: str) -> Iterator[str]:
+    if process.uid != uid:
+        actual, expected = files.user_name(process.uid), files.user_name(uid)
+        yield f"{name} runs as {actual}: start it as {expected}"
 
 
 def _secret(process: Process, option: str, uid: int) -> list[str]:
@@ -346,7 +341,7 @@ CHECKS: dict[str, Callable[[Machine], Iterable[str] | None]] = {
     "each reply leaves at a fixed time": _reply_time,
     "budget-delta suits the number of patients": _delta,
     "the ledger is intact": _ledger,
-    "the disk has space, and not too many rounds in a row have failed": _space_and_failures,
+    "the disk has space, and not too many rounds in a row have failed": _space,
     "no other user can change the settings, the installation or the machine code": _code,
     "the SuperNode leaves the work to the executor": _supernode,
     "the executor is the one from this package": _executor,
@@ -356,13 +351,5 @@ CHECKS: dict[str, Callable[[Machine], Iterable[str] | None]] = {
     "the executor has no network": _no_network,
 }
 """Checks, keyed by condition. Each check raises an error or returns faults with their remedies."""
-_BEFORE_START = {
-    _flower,
-    _settings,
-    _data_file,
-    _secure_keys,
-    _reply_time,
-    _delta,
-    _space_and_failures,
-}
+_BEFORE_START = {_flower, _settings, _data_file, _secure_keys, _reply_time, _delta, _space}
 """Checks that work before the processes start."""

@@ -35,13 +35,9 @@ class RunConfig(NamedTuple):
     @classmethod
     def read(cls, config: Mapping[str, Scalar]) -> "RunConfig":
         """Check a run config, in which any key may be missing."""
-        refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
-        checked = cls(
-            AppSettings.from_config(config),
-            RunSettings.from_config(config),
-            SolverSettings.from_config(config),
-            PrivacySettings.from_config(config),
-        )
+        parts = (AppSettings, RunSettings, SolverSettings, PrivacySettings)
+        refuse_unknown(config, *parts)
+        checked = cls._make(part.from_config(config) for part in parts)
         sent = checked.privacy.sent(checked.solver)
         solvers.find(sent.solver).check(sent)
         return checked

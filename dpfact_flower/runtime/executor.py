@@ -82,11 +82,13 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
         _logger.info("stopping after the current message is answered")
 
     signal.signal(signal.SIGTERM, end)
-    is_there = True
+    before: str | None = ""
     while not is_asked:
         token = tasks.claim()
-        if is_there != (is_there := token is not None):
-            _logger.info("the SuperNode %s", "is there" if is_there else "does not answer; waiting")
+        if (token is None) != (before is None):
+            reachable = "is there" if token is not None else "does not answer; waiting"
+            _logger.info("the SuperNode %s", reachable)
+        before = token
         if token:
             is_busy = True
             answer(token)

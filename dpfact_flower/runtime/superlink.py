@@ -49,7 +49,7 @@ _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
 """Longest wait for a SuperLink to restart. After that, a run's outcome counts as unknown."""
 _LOOK_SECONDS = 120.0
-"""Interval in seconds between requests for a run's state. Flower's log stream has no time limit."""
+"""Interval in seconds between requests for a run's state while Flower streams the run's log."""
 _GIVEN_PORTS: set[int] = set()
 
 

@@ -133,8 +133,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message on entry, and report the message as done on exit.
 
     Yield the message, its `Context`, and a function that sends the reply to the SuperNode. After an
-    error, only stop the heartbeats. A minute later, the SuperNode then replies with an error. After
-    a report without a reply, the SuperNode would wait endlessly.
+    error, stop the heartbeats, but report nothing. The SuperNode then replies with an error after
+    one minute. If the message were reported as done, the SuperNode would wait forever for a reply.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS

@@ -32,7 +32,7 @@ from dpfact_flower.wire.records import error_reply
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
-"""Time in seconds that a process has after a round's end, in order to report that it is late."""
+"""Time in seconds after a round's end in which a process can still report that it was late."""
 
 
 def message_to_bytes(message: Message) -> bytes:

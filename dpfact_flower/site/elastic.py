@@ -97,8 +97,8 @@ def initial_state(
     With a relative elastic weight, a site starts from the global feature factors, because its own
     factors could overfit. With the paper's weight, the site starts from its own factors.
 
-    If `kept` is None and the weight is relative, patient factors are random in round 1, with the
-    scale that minimises the error, and fitted to the data in later rounds. With the paper's weight,
+    If `kept` is None and the weight is relative, patient factors are random in round 1, scaled to
+    minimise the error. Later rounds fit patient factors to the data. With the paper's weight,
     patient factors are random, scaled so that the model has the data's norm.
     """
     relative = request.solver.is_relative
