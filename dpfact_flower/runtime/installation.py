@@ -43,6 +43,7 @@ def write_centre(folder: Path, name: str, port: int) -> None:
 
     `name` is a DNS name or IP address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
     """
+    _general_name(name)  # refuses a wrong name before anything is written
     _new(folder, "ca.key")
     key, certificate = new_authority()
     create_once(folder / "ca.key", key)
@@ -60,7 +61,6 @@ def write_centre(folder: Path, name: str, port: int) -> None:
 
 def renew_centre(folder: Path, name: str) -> None:
     """Write a new key and certificate for the centre's server, signed by the centre's authority."""
-    _check(name)
     key, certificate = new_server(name, (folder / "ca.key").read_bytes())
     with replacing(folder / "server.key") as file:
         os.fchown(file.fileno(), folder.stat().st_uid, -1)  # root renews the key for the service
@@ -233,4 +233,6 @@ def _general_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", text):
+            raise SettingsError(f"{text!r}: need a DNS name or IP address, without port") from None
         return x509.DNSName(text)

@@ -132,6 +132,13 @@ def test_nothing_is_replaced(centre, tmp_path):
     assert (tmp_path / "site" / "node" / "north").read_bytes() == key
 
 
+@pytest.mark.parametrize("name", ["a b", "centre.example:443"])
+def test_a_centre_of_a_wrong_name_is_refused_and_nothing_written(tmp_path, name):
+    with pytest.raises(SettingsError, match="need a DNS name or IP address, without port"):
+        dpfact("centre", "init", name, "--folder", tmp_path / "centre")
+    assert not (tmp_path / "centre").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "words", "error"),
     [
