@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import (
-    MessageError,
-    PrivacyRefusedError,
-    SettingsError,
-    StateError,
-    shown,
-)
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import check_own, check_parents, disk_errors, locked
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_data_key
