@@ -93,11 +93,8 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
     ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost"],
 )  # fmt: skip
 def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
-    class Liar(Counts):
-        pass
-
-    Liar.said, Liar.sent = said, sent
-    site_rules.register("counts", Liar)
+    liar = type("Liar", (Counts,), {"said": said, "sent": sent})
+    site_rules.register("counts", liar)
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
     says = "more than it announced" if sent else "values without noise"
@@ -108,10 +105,7 @@ def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, 
 def test_a_rule_that_announces_noise_and_adds_none_is_refused_in_mode_none_too(
     data, tmp_path, caplog
 ):
-    class Liar(Counts):
-        sent = 0.0
-
-    site_rules.register("counts", Liar)
+    site_rules.register("counts", type("Liar", (Counts,), {"sent": 0.0}))
     site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0)
     with pytest.raises(RoundFailedError):
         site.answer(request(privacy=PrivacySettings(privacy="none")))
@@ -158,7 +152,6 @@ def test_a_rule_has_all_methods():
 
 @pytest.mark.parametrize("Liar", [SaysMoreLater, OfAnEntry])
 def test_what_a_rule_announces_first_is_what_it_may_release(data, tmp_path, caplog, Liar):
-
     site_rules.register("counts", Liar)
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
