@@ -312,8 +312,8 @@ def server_faults(address: str, certificates: Path) -> list[str]:
         return [f"{address} does not answer ({error}): check the address, firewall and centre"]
     finally:
         connection.close()
-    certificates_seen = (peer, *trusted.get_ca_certs())
-    ends = {str(each["notAfter"]): None for each in certificates_seen if "notAfter" in each}
+    details = (peer, *trusted.get_ca_certs())
+    ends = dict.fromkeys(str(detail["notAfter"]) for detail in details if "notAfter" in detail)
     return _clock_faults(sent) + [
         f"a certificate of {address} expires on {end}: ask the centre for a new one"
         for end in ends

@@ -71,24 +71,24 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     Two simultaneous computations would compete for processor and memory. A delayed or failed reply
     could then reveal facts about the data in the other computation.
     """
-    is_busy = is_asked = False
+    is_busy = is_stopping = False
 
     def end(number: int, _: FrameType | None) -> None:
         """Exit only after the current answer, because the answer's cost may already be charged."""
-        nonlocal is_asked
-        if not is_busy or is_asked:
+        nonlocal is_stopping
+        if not is_busy or is_stopping:
             sys.exit(0)
-        is_asked = True
+        is_stopping = True
         _logger.info("stopping after the current message is answered")
 
     signal.signal(signal.SIGTERM, end)
-    before: str | None = ""
-    while not is_asked:
+    was_there = True
+    while not is_stopping:
         token = tasks.claim()
-        if (token is None) != (before is None):
-            reachable = "is there" if token is not None else "does not answer; waiting"
-            _logger.info("the SuperNode %s", reachable)
-        before = token
+        is_there = token is not None
+        if is_there != was_there:
+            _logger.info("the SuperNode %s", "is there" if is_there else "does not answer; waiting")
+        was_there = is_there
         if token:
             is_busy = True
             answer(token)

@@ -49,14 +49,14 @@ def write_centre(folder: Path, name: str, port: int) -> None:
     create_once(folder / "ca.key", key)
     (folder / "ca.crt").write_bytes(certificate)
     renew_centre(folder, name)
-    for each in ("flwr", "runs", "codes"):
-        private_folder(folder / each)
+    for subfolder in ("flwr", "runs", "codes"):
+        private_folder(folder / subfolder)
     values = {"folder": folder, "name": name, "port": port}
     _fill(folder / "flwr" / "config.toml", "config.toml", values)
     _fill(folder / "dpfact-proxy.conf", "dpfact-proxy.conf", values)
     _fill(folder / "install.sh", "install-centre.sh", values)
     _fill(folder / "compose.yaml", "centre.compose.yaml", values)
-    _units(folder, ("dpfact-centre.service",), values)
+    _write_units(folder, ("dpfact-centre.service",), values)
 
 
 def renew_centre(folder: Path, name: str) -> None:
@@ -86,14 +86,14 @@ def write_site(
     _check(centre)
     _new(folder, "node")
     node, site = folder / "node", folder / "site"
-    for each in (node, site, site / "state"):
-        private_folder(each)
+    for path in (node, site, site / "state"):
+        private_folder(path)
     private, public = new_node_key(name)
     secret = os.urandom(32)
     create_once(node / name, private)
     create_once(node / "ca.crt", authority)
-    for each in (node, site):
-        create_once(each / "secret", secret)
+    for path in (node, site):
+        create_once(path / "secret", secret)
     create_once(site / f"{name}.npz", data.read_bytes())
     paths = {"data-path": str(site / f"{name}.npz"), "state-dir": str(site / "state")}
     text = tomli_w.dumps({"site": name, **paths, **settings})
@@ -102,7 +102,7 @@ def write_site(
     values = {"folder": folder, "name": name, "port": port, "centre": centre}
     _fill(folder / "install.sh", "install-site.sh", values)
     _fill(folder / "compose.yaml", "hospital.compose.yaml", values)
-    _units(folder, ("dpfact-node.service", "dpfact-site.service"), values)
+    _write_units(folder, ("dpfact-node.service", "dpfact-site.service"), values)
     return public
 
 
@@ -112,10 +112,10 @@ def _check(text: str) -> None:
         raise SettingsError(f"{text!r}: use only letters, digits and / . _ - :")
 
 
-def _new(folder: Path, sign: str) -> None:
-    """Create `folder`, readable for all users. Refuse a folder with an entry named `sign`."""
+def _new(folder: Path, marker: str) -> None:
+    """Create `folder`, readable for all users. Refuse a folder with an entry named `marker`."""
     _check(str(folder))
-    if (folder / sign).exists():
+    if (folder / marker).exists():
         raise SettingsError(
             f"--folder: {folder} is set up already; its keys and ledger are never replaced. Name "
             "another folder"
@@ -132,7 +132,7 @@ def _fill(path: Path, template: str, values: Mapping[str, object]) -> str:
     return text
 
 
-def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -> None:
+def _write_units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -> None:
     """Write the systemd units, and a script that runs the units' commands."""
     script = _START
     for name in names:
@@ -152,7 +152,7 @@ def new_authority() -> tuple[bytes, bytes]:
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
     more = {x509.BasicConstraints(ca=True, path_length=None): True, usage: True}
-    return _private(key), _signed(key, key, _AUTHORITY, _AUTHORITY_DAYS, more)
+    return _private_pem(key), _signed(key, key, _AUTHORITY, _AUTHORITY_DAYS, more)
 
 
 def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
@@ -164,10 +164,10 @@ def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
     if not isinstance(authority, ec.EllipticCurvePrivateKey):
         raise SettingsError("ca.key: need an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    names = [_general_name(each) for each in dict.fromkeys((name, "127.0.0.1"))]
+    names = [_general_name(text) for text in dict.fromkeys((name, "127.0.0.1"))]
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     more = {x509.SubjectAlternativeName(names): False, usage: False}
-    return _private(key), _signed(authority, key, name, _SERVER_DAYS, more)
+    return _private_pem(key), _signed(authority, key, name, _SERVER_DAYS, more)
 
 
 def new_node_key(comment: str) -> tuple[bytes, bytes]:
@@ -201,7 +201,7 @@ def cert_fingerprint(pem: bytes) -> str:
         raise SettingsError("--ca: need the ca.crt that dpfact centre init wrote") from None
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _PLAIN)
 
 
@@ -215,7 +215,7 @@ def _signed(
     """Return a PEM certificate. `more` maps each additional extension to its `critical` flag."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
-        _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),
+        _common_name(_AUTHORITY), _common_name(name), key.public_key(), x509.random_serial_number(),
         now - datetime.timedelta(hours=1), now + datetime.timedelta(days=days),
     )  # fmt: skip
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -225,7 +225,7 @@ def _signed(
     return builder.sign(authority, hashes.SHA256()).public_bytes(_PEM)
 
 
-def _named(text: str) -> x509.Name:
+def _common_name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
 
 

@@ -66,9 +66,10 @@ def run_supernode(options: Sequence[str]) -> NoReturn:
     threading.excepthook = lambda failed: _end(
         f"a part of the SuperNode has failed ({failed.exc_value!r})"
     )
-    names, push = vars(node), vars(node)["push_object_contents_from_iterable"]
-    names["_pull_and_store_message"] = _including_unsent(node._pull_and_store_message)
-    names[push.__name__] = lambda parts, **options: push(_with_time_limit(parts), **options)
+    patched = vars(node)  # Flower has no public way to change these two functions
+    push = patched["push_object_contents_from_iterable"]
+    patched["_pull_and_store_message"] = _including_unsent(node._pull_and_store_message)
+    patched[push.__name__] = lambda parts, **options: push(_with_time_limit(parts), **options)
     code: int | str | None = 1
     try:
         flower_supernode()  # returns, with Flower's exit code 0, when the SuperNode gives up

@@ -50,7 +50,7 @@ _GONE_SECONDS = 300.0
 """Longest wait for a SuperLink to restart. After that, a run's outcome counts as unknown."""
 _LOOK_SECONDS = 120.0
 """Interval in seconds between requests for a run's state while Flower streams the run's log."""
-_GIVEN_PORTS: set[int] = set()
+_USED_PORTS: set[int] = set()
 
 
 class RunFailedError(DPFactError, RuntimeError):
@@ -314,7 +314,7 @@ def free_port() -> int:
     """Return a free loopback port that no earlier call in this process has returned."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    if port in _GIVEN_PORTS:  # the process that is to listen on it may not have started yet
+    if port in _USED_PORTS:  # the process that is to listen on it may not have started yet
         return free_port()
-    _GIVEN_PORTS.add(port)
+    _USED_PORTS.add(port)
     return port

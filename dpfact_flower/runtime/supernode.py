@@ -58,7 +58,7 @@ class OwnSuperNode:
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
-        self._host, self._port, self._uid, self._said = host, port, uid, ""
+        self._host, self._port, self._uid, self._logged = host, port, uid, ""
 
     def client(
         self, interceptors: list[Any], retries: RetryInvoker | None = None
@@ -90,16 +90,16 @@ class OwnSuperNode:
             raise httpx.ConnectError("nobody listens there")
         strangers = {listener.uid for listener in listening} - {self._uid}
         if not strangers:
-            self._said = ""
+            self._logged = ""
             return listening
         note = (
             f"user {', '.join(sorted(map(user_name, strangers)))} listens on port {self._port}, "
             f"but the SuperNode belongs to {user_name(self._uid)} (--node-user): the executor does "
             "not use this port"
         )
-        if note != self._said:
+        if note != self._logged:
             _logger.error("%s", note)
-        self._said = note
+        self._logged = note
         raise httpx.ConnectError(note)
 
 

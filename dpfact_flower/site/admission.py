@@ -60,13 +60,13 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
     Otherwise, the time of the second reply would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
-    with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
+    with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as stack:
         if waited:
             delay.restart()
-        held.callback(delay.wait)
+        stack.callback(delay.wait)
         # A ledger that once existed must not be replaced by a new one.
         has_ledger = (hospital.folder / LEDGER).exists() or has_jobs(hospital.folder)
-        ledger = held.enter_context(hospital.ledger()) if has_ledger else None
+        ledger = stack.enter_context(hospital.ledger()) if has_ledger else None
         rows = ledger.rows() if ledger else ()
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
@@ -88,7 +88,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             if not hospital.simulation:
                 codes = hospital.source.vocabularies
                 size = bytes_to_reserve(events, codes, hospital.settings)
-                free = reserve(held, hospital.folder, size)
+                free = reserve(stack, hospital.folder, size)
                 admission = replace(admission, free_disk=free)
         yield admission
 

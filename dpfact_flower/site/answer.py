@@ -73,7 +73,7 @@ class Site:
                 if admission.repeated is not None:
                     return self._replay(admission, admission.repeated, progress)
                 delay.check_in_time()
-                with self._begun(admission) as ledger, self._reading_patients(request, progress):
+                with self._begin(admission) as ledger, self._reading_patients(request, progress):
                     return self._release(admission, ledger, delay, progress)
         except Exception as error:
             if not progress.patients_read:
@@ -105,11 +105,11 @@ class Site:
             return secure.opened() if is_opening else secure.answer(lambda: secure.vector)
         sent = ledger.release_of(row.job, row.round)
         if sent is None:
-            sent = self._made_again(admission, ledger, row, progress)
+            sent = self._rebuild(admission, ledger, row, progress)
         _logger.info("round %d was asked for again: sending the same reply", row.round)
         return sent
 
-    def _made_again(
+    def _rebuild(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
         """Rebuild a release in mode "none", because the ledger does not store its values."""
@@ -127,23 +127,23 @@ class Site:
         return release
 
     @contextmanager
-    def _begun(self, admission: Admitted) -> Iterator[Ledger]:
+    def _begin(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and job folder, and count an attempt to read patients' data.
 
         Refused requests create no folder. Otherwise, a server could fill the disk with folders.
         """
         hospital = self._hospital
-        with ExitStack() as held:
+        with ExitStack() as stack:
             ledger = admission.ledger
             if ledger is None:
                 if not hospital.simulation:
                     text = "site %s: new ledger in %s: no budget is spent yet"
                     _logger.warning(text, self.name, hospital.root)
-                ledger = held.enter_context(hospital.ledger(create=True))
+                ledger = stack.enter_context(hospital.ledger(create=True))
             data_key(hospital.folder)  # creates the key if it is missing
             admission.job_folder.create()  # from now on, a missing ledger is an error
             if not hospital.simulation:
-                held.enter_context(counting_attempt(hospital.folder))
+                stack.enter_context(counting_attempt(hospital.folder))
             yield ledger
 
     @contextmanager

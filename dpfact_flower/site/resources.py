@@ -79,10 +79,10 @@ def bytes_needed(values: int) -> int:
     return 4 * values + values // 50 + _OTHER_BYTES
 
 
-def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space until `held` closes. Return a function that frees the space earlier."""
+def reserve(stack: ExitStack, folder: Path, size: int) -> Callable[[], None]:
+    """Reserve disk space until `stack` closes. Return a function that frees the space earlier."""
     try:
-        return held.enter_context(reserved(folder / _RESERVATION, size))
+        return stack.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:
         raise StateError(
             f"{folder}: a round needs {size / 2**20:.0f} MiB of free disk space, as much as "

@@ -117,7 +117,7 @@ def secure_round(
         job = sums.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
     if stage.stage == "keys":
         return SecureRound(keyring, files, job, stage, None, state, noise)
-    members = tuple(each for each in stage.members if each.site in stage.asked)
+    members = tuple(member for member in stage.members if member.site in stage.asked)
     question = planned.question(request.digest, request.privacy.patients, stage.attempt, members)
     if stage.stage == "open" and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")

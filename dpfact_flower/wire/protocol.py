@@ -38,7 +38,7 @@ _ANSWERED = "answered"
 _USAGES = "usages"
 _SECURE = "secure"
 _DEFAULTS = SolverSettings().to_config() | PrivacySettings().to_config()
-_ALWAYS_SAID = [key for key, default in _DEFAULTS.items() if default != ""]
+_REQUIRED = [key for key, default in _DEFAULTS.items() if default != ""]
 """Settings that no request may omit, because a server's defaults may differ."""
 VERSION = "version"
 """Key in a preflight's reply for the site's version of this package."""
@@ -99,7 +99,7 @@ class RoundRequest:
                 f"not a DPFact round of protocol {PROTOCOL_VERSION} "
                 f"(protocol: {shown(version)}); {SPEAKERS}"
             )
-        if missing := [key for key in _ALWAYS_SAID if key not in config]:
+        if missing := [key for key in _REQUIRED if key not in config]:
             raise MessageError(f"request: lacks {', '.join(missing)}")
         try:
             privacy = PrivacySettings.from_config(config)

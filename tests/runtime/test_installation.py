@@ -65,7 +65,7 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
 @pytest.mark.process
 def test_the_script_ends_the_executor_before_the_supernode_that_sends_its_answer(tmp_path):
     values = {"folder": tmp_path, "name": "north", "port": 1, "centre": "x:1"}
-    installation._units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
+    installation._write_units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
     script, ended = tmp_path / "start.sh", tmp_path / "ended"
     lines = script.read_text().splitlines()
     for number, line in enumerate(lines):
@@ -84,7 +84,7 @@ def test_the_script_ends_the_executor_before_the_supernode_that_sends_its_answer
 @pytest.mark.process
 def test_the_script_ends_in_silence_if_a_part_has_ended_before(tmp_path):
     values = {"folder": tmp_path, "name": "north", "port": 1, "centre": "x:1"}
-    installation._units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
+    installation._write_units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
     script = tmp_path / "start.sh"
     script.write_text(re.sub("^env .*$", "true &", script.read_text(), flags=re.MULTILINE))
     done = subprocess.run(["sh", script], capture_output=True, check=False, timeout=PATIENCE)
