@@ -60,13 +60,8 @@ def serve(
         cohort = Cohort.load(app.cohort_folder)
     planned = privacy
     if cohort is not None:
-        sites, nodes = len(cohort.sites), len(list(grid.get_node_ids()))
-        if nodes != sites:
-            raise SettingsError(
-                f"the data has {sites} sites, the simulation {nodes} virtual clients: "
-                f'use --federation-config "num-supernodes={sites}"'
-            )
-        run = replace(run, sites=sites)
+        _check_nodes(grid, len(cohort.sites))
+        run = replace(run, sites=len(cohort.sites))
         if privacy.privacy == "patient" and not privacy.patients:  # a simulation can count them
             planned = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
@@ -146,6 +141,16 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
     _write(coordinator, config, vocabularies)
     _report(app.run_folder)
     return app.run_folder
+
+
+def _check_nodes(grid: Grid, sites: int) -> None:
+    """Refuse a simulation unless it has one virtual client per site."""
+    nodes = len(list(grid.get_node_ids()))
+    if nodes != sites:
+        raise SettingsError(
+            f"the data has {sites} sites, the simulation {nodes} virtual clients: "
+            f'use --federation-config "num-supernodes={sites}"'
+        )
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:

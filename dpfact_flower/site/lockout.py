@@ -38,8 +38,7 @@ def failed_attempts(folder: Path) -> int:
 
 def check_attempts(folder: Path) -> None:
     """Refuse another attempt if too many consecutive attempts have released nothing."""
-    failed = failed_attempts(folder)
-    if failed >= ATTEMPT_LIMIT:
+    if (failed := failed_attempts(folder)) >= ATTEMPT_LIMIT:
         raise StateError(
             f"{folder / ATTEMPTS}: {failed} rounds in a row read the patients and released "
             "nothing; remove the cause, which this log names, then delete this file"
