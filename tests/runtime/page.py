@@ -38,7 +38,7 @@ def written(name: str) -> str:
 
 @dataclass(frozen=True)
 class Users:
-    """The page's two users: two users if the tests run as root, and otherwise one for both."""
+    """A hospital's two users, who are the same user unless the tests run as root."""
 
     node: int
     site: int
@@ -49,7 +49,7 @@ class Users:
 
 
 def page_users() -> Users:
-    """Return two users if this user may become others who can read the tested code."""
+    """Return two users if this process can switch to users who can read the tested code."""
     if os.geteuid() != 0:
         return Users(os.geteuid(), os.geteuid())
     command = [sys.executable, "-c", "import os, dpfact_flower; open(os.devnull, 'w')"]
@@ -82,7 +82,7 @@ class Hospital:
         return self.folder / "node" / self.name
 
     def state(self, study: str = "") -> Path:
-        """Its state folder for this site, or one of those that a study has for itself."""
+        """Return the site's state folder, or its separate state folder for a study."""
         return self.folder / "site" / "state" / study / self.name
 
     @property

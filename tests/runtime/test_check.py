@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and mod
 
 @pytest.fixture
 def running(tmp_path):
-    """The processes that should run; one user plays both."""
+    """Return a SuperNode and an executor, which run as the same user."""
     site = f"{tmp_path}/site"
     supernode = [
         "python", "/opt/bin/dpfact", "site", "connect", "--auth-supernode-private-key", "north",
@@ -54,7 +54,7 @@ def running(tmp_path):
 
 @pytest.fixture
 def place(cohort, tmp_path, monkeypatch, running):
-    """A folder with those of a hospital's two users, in which all is as it should be."""
+    """Return the folder of a hospital at which every check passes, except that of the two users."""
     node, site = tmp_path / "node", tmp_path / "site"
     for folder in (node, site, site / "state"):
         folder.mkdir(mode=0o700)
@@ -76,7 +76,7 @@ def place(cohort, tmp_path, monkeypatch, running):
 
 
 def faults(folder) -> dict[str, tuple[str, ...]]:
-    """Return the faults, except that one user runs both."""
+    """Return the faults, but not the fault that one user runs both processes."""
     found = check_site(folder / "site" / "north.toml", folder / "node" / "north")
     return {each.check: each.faults for each in found if each.faults and each.check != TWO_USERS}
 
@@ -275,7 +275,7 @@ def test_settings_data_and_ledger_are_looked_at_before_a_run_needs_them(place):
 
 
 def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
-    """The check uses the same size as a round, so no round is refused at a ready site."""
+    """The check requires as much space as a round, so a site that passes can answer a round."""
     config = place / "site" / "north.toml"
     text = config.read_text()
     enough = 2**28 + largest_run([range(9), range(12)], SiteSettings(max_rank=50))

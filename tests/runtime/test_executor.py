@@ -20,7 +20,7 @@ class EndedError(Exception):
 
 
 class Tasks:
-    """A SuperNode with the given tokens, followed by an end."""
+    """A SuperNode that returns the given tokens, and then ends the test."""
 
     def __init__(self, *tokens):
         self.tokens = list(tokens)

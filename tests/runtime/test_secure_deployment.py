@@ -127,7 +127,7 @@ def federation(cohort, folder, all_surrogates) -> Iterator[Federation]:
 
 
 def installed(folder: Path, user: int) -> dict[str, str]:
-    """Copy the tested code with its machine code, to which this user may add."""
+    """Copy the tested code and its compiled kernels, and let `user` add more kernels."""
     package = folder / "code" / "dpfact_flower"
     shutil.copytree(dpfact_flower.__path__[0], package)
     for kept in package.rglob("__pycache__"):
@@ -159,7 +159,7 @@ def await_online(federation: Federation) -> None:
 
 @pytest.mark.deployment
 def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own(federation):
-    """In the control, a hospital with Flower's executor, the app reads the patients' file."""
+    """The control hospital has Flower's executor, so there the app reads the patients' file."""
     folder, superlink = federation.folder, federation.superlink
     canaries, out = folder / "canaries", folder / "loot.json"
     canaries.mkdir()
@@ -256,7 +256,7 @@ def as_site(each: Hospital, *words: str) -> str:
 
 @pytest.mark.deployment
 def test_hospitals_share_one_noise_and_spend_their_budget_once(federation, cohort, signing):
-    """The summary and the ledgers have both figures. Beside the run, a stranger is refused."""
+    """The summary and the ledgers have both figures. An unregistered SuperNode is refused."""
     folder, superlink, sites = federation.folder, federation.superlink, len(federation.hospitals)
     await_online(federation)
     stranger = {
@@ -316,14 +316,14 @@ def test_hospitals_share_one_noise_and_spend_their_budget_once(federation, cohor
 
 
 def checked(each: Hospital) -> dict[str, list[str]]:
-    """What the page's check finds, which is never nothing: `reply-after` is not set."""
+    """Return the check's faults. At least one exists, because `reply-after` is not set."""
     done = subprocess.run([*each.check, "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     return {found["check"]: found["faults"] for found in json.loads(done.stdout)}
 
 
 def faults_of(each: Hospital) -> list[str]:
-    """What is wrong with a hospital's keys of secure sums."""
+    """Return the faults in a hospital's keys for secure sums."""
     (faults,) = [faults for check, faults in checked(each).items() if "secure sums" in check]
     return faults
 
@@ -431,7 +431,7 @@ def unnamed(event: ReleaseEvent) -> ReleaseEvent:
 
 @contextmanager
 def whole_ledger(state: Path) -> Iterator[Ledger]:
-    """Open a copy of a ledger without faults, because only its owner may open the ledger."""
+    """Open and verify a copy of a ledger, because only its owner may open the ledger."""
     with tempfile.TemporaryDirectory() as name:
         copy = shutil.copytree(state, Path(name) / "state")
         with Ledger(copy, create=False) as ledger:

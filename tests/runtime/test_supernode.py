@@ -121,7 +121,7 @@ def listening():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
 def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog, monkeypatch):
-    """A process that gets the port while the SuperNode is down could have its run answered."""
+    """Another process could take the port while the SuperNode is down, and send messages."""
     own, other = (OwnSuperNode("127.0.0.1", listening.server_port, ME + more) for more in (0, 1))
     assert Tasks(own, b"x" * 32).claim() == "t"
     listening.asked.clear()

@@ -112,7 +112,7 @@ time.sleep(3600)
 
 
 def probing(name: str) -> str:
-    """The page's unit, that starts a probe; of the system, only what is needed is there."""
+    """Return a hospital's unit that starts a probe and depends on no other unit."""
     text = written(f"dpfact-{name}.service").replace("\\\n", " ")
     text = re.sub(r"^(After|RequiresMountsFor)=.*\n", "", text, flags=re.M)
     text = text.replace("[Unit]\n", "[Unit]\nDefaultDependencies=no\n")

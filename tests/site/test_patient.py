@@ -129,7 +129,7 @@ def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
 @pytest.mark.parametrize("number", range(1, 7))
 @pytest.mark.parametrize("off", [0.0, 0.5])
 def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number, off):
-    """It depends on no name, seed or earlier run, and never requests a state."""
+    """The sum depends on no name, seed or earlier run, and never requests a state."""
     privacy, solver = replace(CODES, noise_seed=1), replace(SOLVER, relative_l21=off)
     planned = plan(data, privacy).release_of(number)
     request = make_request(data, number, privacy, solver)

@@ -161,7 +161,7 @@ def test_what_a_rule_announces_first_is_what_it_may_release(data, tmp_path, capl
 
 @pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
 def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_path, caplog, own):
-    """The cost if all others collude has a separate cap."""
+    """The cost if all other sites collude has a separate limit."""
 
     class Liar(Counts):
         def cost(self):

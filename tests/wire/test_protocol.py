@@ -174,7 +174,7 @@ def changed_settings(settings):
 
 
 def changes_of_job(base):
-    """What must stay the same in a job, changed."""
+    """Yield a change of each setting that must stay the same in a job."""
     yield from ({"job": "job-2"}, {"rounds": 6}, {"seed": 8}, {"vocabulary": "0a,1c"})
     for solver in changed_settings(base.solver):
         yield {"solver": solver}
