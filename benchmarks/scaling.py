@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.rows import Row, timed
 from benchmarks.scale import Scale
 from benchmarks.solver import ETA, in_turn, start, step_of
-from dpfact_flower.machine.threads import in_order, thread_count
+from dpfact_flower.machine.threads import in_order
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.local_fit import scaled
@@ -106,7 +106,7 @@ def _threaded(
             own = (patients, *factors[1:])
             psgd(LocalProblem(data, own, anchors, settings, np.random.default_rng(0)))
 
-        list(in_order(fit, parts, threads=thread_count()))
+        list(in_order(fit, parts))
 
     def statistic() -> None:
         refinement(tensor, anchors, 0, ridge=np.zeros(scale.rank), bound=0.1, sigma=1.0)
