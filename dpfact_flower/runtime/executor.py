@@ -54,7 +54,6 @@ def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: 
     content = secret.read_bytes()
     if len(content) < 32:
         raise SettingsError(f"{secret}: need 32 bytes or more: openssl rand -out FILE 32")
-    tasks = Tasks(node, content)
     (state / ANSWERING).unlink(missing_ok=True)  # left by a killed executor
     _logger.info("answering %s's SuperNode at %s:%d for %s", user_name(uid), host, port, config)
     if listeners(host, port) is None:
@@ -62,7 +61,7 @@ def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: 
             "cannot see which process listens at %s:%d (on another machine, in a container, or not "
             "Linux), so the executor answers any process that takes this port", host, port,
         )  # fmt: skip
-    _serve(tasks, Answering(config.absolute(), node).answer)
+    _serve(Tasks(node, content), Answering(config.absolute(), node).answer)
 
 
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:

@@ -86,10 +86,8 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         elif repeated is None:
             _check_new_round(hospital, admission)
             if not hospital.simulation:
-                codes = hospital.source.vocabularies
-                size = bytes_to_reserve(events, codes, hospital.settings)
-                free = reserve(stack, hospital.folder, size)
-                admission = replace(admission, free_disk=free)
+                size = bytes_to_reserve(events, hospital.source.vocabularies, hospital.settings)
+                admission = replace(admission, free_disk=reserve(stack, hospital.folder, size))
         yield admission
 
 

@@ -148,8 +148,8 @@ class RoundRequest:
     @cached_property
     def _config(self) -> list[tuple[str, Scalar]]:
         """The sorted config, without the entries that are excluded from `digest`."""
-        beside = (_ANSWERED, _SECURE)
-        return sorted(item for item in self.to_wire()[1].items() if item[0] not in beside)
+        config = self.to_wire()[1]
+        return sorted(item for item in config.items() if item[0] not in (_ANSWERED, _SECURE))
 
 
 @dataclass(frozen=True, eq=False)
