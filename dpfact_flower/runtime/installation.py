@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from string import Template
 
@@ -160,9 +161,11 @@ def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
 
     The certificate also covers 127.0.0.1, because the SuperLink's helper process uses this address.
     """
-    authority = serialization.load_pem_private_key(authority_key, password=None)
+    authority = None
+    with suppress(TypeError, ValueError):  # not a key, or a key with a password
+        authority = serialization.load_pem_private_key(authority_key, password=None)
     if not isinstance(authority, ec.EllipticCurvePrivateKey):
-        raise SettingsError("ca.key: need an elliptic-curve key")
+        raise SettingsError("ca.key: need the key that dpfact centre init wrote")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [_general_name(text) for text in dict.fromkeys((name, "127.0.0.1"))]
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -182,10 +185,9 @@ def new_node_key(comment: str) -> tuple[bytes, bytes]:
 
 def key_fingerprint(line: bytes) -> str:
     """Return the fingerprint of a SuperNode's public key."""
-    try:
+    key = None
+    with suppress(ValueError):
         key = serialization.load_ssh_public_key(line)
-    except ValueError:
-        key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SettingsError("public key: need the .pub file that dpfact site init wrote")
     form = serialization.PublicFormat.SubjectPublicKeyInfo

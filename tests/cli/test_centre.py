@@ -102,6 +102,9 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
         assert (centre / "server.key").stat().st_uid == centre.stat().st_uid
     for secret in ("ca.key", "server.key"):
         assert (centre / secret).stat().st_mode & 0o077 == 0
+    (centre / "ca.key").write_bytes((centre / "ca.crt").read_bytes())
+    with pytest.raises(SettingsError, match=r"ca\.key: need the key that dpfact centre init wrote"):
+        dpfact("centre", "init", "centre.example", "--folder", centre, "--renew")
 
 
 def handshake(folder, name):
