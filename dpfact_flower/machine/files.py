@@ -132,8 +132,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
 def private_scratch() -> Iterator[Path]:
     """Yield a temporary folder for patients' data, accessible only to the folder's owner.
 
-    The folder is in TMPDIR or in the user's cache folder, because the system's temporary folder may
-    be on a disk that must not hold patients' data.
+    The folder is in TMPDIR or in the user's cache folder. The system's temporary folder may be on a
+    disk that must not hold patients' data.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpfact"
     home = Path(os.environ.get("TMPDIR") or cache)

@@ -157,10 +157,10 @@ def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
     """Run the rounds, and report progress to `watch`."""
     coordinator = strategy.coordinator
 
-    def tell(number: int, _: ArrayRecord) -> None:
+    def report_round(number: int, _: ArrayRecord) -> None:
         watch("rounds", (coordinator.finished_rounds if number else 0) / coordinator.rounds)
 
-    strategy.start(grid, evaluate_fn=None if watch is no_progress else tell)
+    strategy.start(grid, evaluate_fn=None if watch is no_progress else report_round)
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:

@@ -1,7 +1,7 @@
 """All checks that a request must pass before the site reads patients' data.
 
-The checks use only public facts, the hospital's settings and the site's record of its releases, so
-a refusal reveals nothing about a patient. `admitted` runs the checks for rounds and preflights.
+The checks use only public facts, the hospital's settings and the site's record of its releases. A
+refusal therefore reveals nothing about a patient. `admitted` runs the checks.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -214,7 +214,7 @@ class Site:
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """Return the release to send. For a secure sum, store the site's share, then mask it."""
+    """Return the release to send. For a secure sum, store and then mask the site's share."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError("the rule releases a share of a secure sum unmasked")
@@ -235,8 +235,8 @@ def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome
     announced, outcome = admission.announced, admission.work.run(data, kept)
     spent = outcome.release.events
     units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))
-    more = any(s > a * (1 + 1e-12) for s, a in zip(_costs(spent), _costs(announced), strict=True))
-    if more or not units <= known:
+    costs = zip(_costs(spent), _costs(announced), strict=True)
+    if any(cost > limit * (1 + 1e-12) for cost, limit in costs) or not units <= known:
         raise StateError("the rule releases more than it announced")
     return outcome
 

@@ -50,9 +50,9 @@ def bytes_to_reserve(
 
     The free disk space depends on the size of the patients' file. If larger runs reserved more
     space, a server could measure the free space with preflights for runs of different sizes. All
-    runs with noise and a built-in rule therefore reserve the same amount, which suffices for the
-    largest run that the hospital's code lists and `max-rank` allow. If a run with a different rule
-    needs more, the function multiplies the amount by 4 until it suffices.
+    runs with noise and a built-in rule therefore reserve the same amount. The amount suffices for
+    the largest run that the hospital's code lists and `max-rank` allow. If a run with a different
+    rule needs more, the amount is multiplied by 4 until it suffices.
     """
     if not events:
         return _LEAST_BYTES

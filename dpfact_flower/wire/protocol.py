@@ -52,12 +52,12 @@ class RoundRequest:
     The public `seed` determines the site's initial values and the order in which the solver visits
     cells, but never the noise. `vocabulary` contains the comma-separated digests of the modes'
     vocabularies, or is empty if the digests are unknown. `anchors` (float32) contains the global
-    feature factors, one row per code and one column per phenotype, or is empty if there are no
-    phenotypes yet. In privacy mode "none", a request without factors asks for co-occurrences. In
-    round 1 of a run with long code lists, such a request asks for code counts. `selection` (int32)
-    contains the positions of each mode's selected codes, or is empty if all codes are used. In
-    secure sums, `usages` has the shape (slots, 2, phenotypes). For each slot (see `Sharing`) and
-    phenotype, `usages` contains the estimated weight and the estimate's standard deviation.
+    feature factors, with one row per code and one column per phenotype. Before a run has
+    phenotypes, `anchors` is empty. In privacy mode "none", a request without factors asks for
+    co-occurrences. In round 1 of a run with long code lists, such a request asks for code counts.
+    `selection` (int32) contains the positions of each mode's selected codes, or is empty if all
+    codes are used. In secure sums, `usages` has the shape (slots, 2, phenotypes). For each slot
+    (see `Sharing`) and phenotype, `usages` contains the estimated weight and its standard error.
     `answered` maps each site to the last round that the site answered.
     """
 
