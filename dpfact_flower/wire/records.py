@@ -25,8 +25,6 @@ CLIENT_APP_RAISED = 2
 """Flower's `ErrorCode.CLIENT_APP_RAISED_EXCEPTION`."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
-_NUMPY = "numpy.ndarray"
-"""Flower's name for the `.npy` format."""
 
 
 class Payload(NamedTuple):
@@ -83,7 +81,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
     if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
         raise MessageError(f"message: need the records {arrays_name!r} and {config_name!r}")
     try:
-        if any(array.stype != _NUMPY for array in arrays.values()):
+        if any(array.stype != "numpy.ndarray" for array in arrays.values()):  # the format .npy
             raise TypeError("stype")  # as in Flower
         return Payload([read_npy(BytesIO(array.data)) for array in arrays.values()], config)
     except Exception as error:  # NumPy, zlib and Flower raise different errors
