@@ -79,10 +79,15 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.lower().split("x"))
 
 
-def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` strings into a config. Values are TOML, but strings need no quotes."""
+def parse_assignments(
+    texts: Sequence[str] | None, options: Collection[str] = ()
+) -> dict[str, Scalar]:
+    """Parse ``--set`` values into a config. A value is TOML, but a string needs no quotes.
+
+    A key that is also an option of the command (`options`) is refused.
+    """
     config: dict[str, Scalar] = {}
-    for text in texts:
+    for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise SettingsError(f"--set: need key=value, got {shown(text)}")
@@ -90,6 +95,8 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
         if not isinstance(parsed, (bool, int, float, str)):
             raise SettingsError(f"{key.strip()}: need a single value, got {shown(value)}")
         config[key.strip()] = parsed
+    if twice := sorted(config.keys() & set(options)):
+        raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
     return config
 
 
@@ -104,14 +111,6 @@ def _scalar(text: str) -> object:
     return text if isinstance(value, (date, time)) else value
 
 
-def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """Parse ``--set`` values. Refuse a name that is also an option of the command (`options`)."""
-    given = parse_assignments(settings or ())
-    if twice := sorted(given.keys() & set(options)):
-        raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
-    return given
-
-
 def run_config(
     flower_app: Path, settings: Sequence[str] | None, **options: Scalar | None
 ) -> dict[str, Scalar]:
@@ -122,7 +121,7 @@ def run_config(
     """
     from dpfact_flower.data.synthetic import preset
 
-    given = assigned(settings, options)
+    given = parse_assignments(settings, options)
     chosen = {key: value for key, value in options.items() if value is not None}
     defaults = app_config(flower_app)
     if "data" in chosen and (name := AppSettings.from_config(chosen).synthetic_preset):
@@ -155,7 +154,7 @@ def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -
     """Refuse a finished run's folder, unless `force` is set or `settings` has ``resume=true``."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
-    force = force or parse_assignments(settings or ()).get("resume") is True
+    force = force or parse_assignments(settings).get("resume") is True
     refuse_overwrite(out, SUMMARY, "a finished run", force=force)
 
 

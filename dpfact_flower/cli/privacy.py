@@ -57,7 +57,7 @@ def plan(
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
     facts = {"epsilon": epsilon, "delta": delta, "patients": patients}
-    given = {"privacy": "patient", **opt.assigned(settings, facts)}
+    given = {"privacy": "patient", **opt.parse_assignments(settings, facts)}
     refuse_unknown(given, PrivacySettings)
     if given["privacy"] != "patient":
         raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")

@@ -1,8 +1,10 @@
 """Define the commands `dpfact report`, `compare`, `export`, `label`, `review` and `survey`."""
 
+from __future__ import annotations
+
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -12,7 +14,8 @@ from dpfact_flower.cli.options import say
 from dpfact_flower.data.site_data import SiteData, site_files
 from dpfact_flower.errors import SettingsError
 
-SiteFile = Annotated[Path | None, Option(help="The .npz file of a site or of new patients.")]
+if TYPE_CHECKING:
+    from dpfact_flower.evaluation.model import GlobalModel
 
 
 def report(
@@ -74,7 +77,7 @@ def export(
     keep this file at the hospital. Only the files' owner can read the files.
     """
     from dpfact_flower.evaluation.clinical import about, clinical_measures
-    from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
+    from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
     from dpfact_flower.evaluation.prose import (
         DOUBTFUL,
         NOT_FOUND,
@@ -98,25 +101,31 @@ def export(
         say(f"doubtful{' or not found again' * bool(others)}: phenotype(s) {', '.join(doubtful)}")
     if phenotypes is not None:
         rows = model.rows()
-        found = clinical_measures(model)
-        groups = {r: (", ".join(labels), *about(found, r)) for r, labels in sure.items()}
+        measures = clinical_measures(model)
+        groups = {r: (", ".join(labels), *about(measures, r)) for r, labels in sure.items()}
         write_phenotype_table(phenotypes, rows, titles(model), groups)
         public = "the model and the runs beside it" if others else "the model"
         say(f"{phenotypes}: {len(rows):,} rows of codes, as public as {public}")
     if patients is not None and data is not None:
-        files = site_files(data) if data.is_dir() else [data]
-        by_site = {file.stem: model.memberships(SiteData.load(file)) for file in files}
-        write_memberships(patients, by_site, cohort=data.is_dir())
-        count = sum(len(each.patients) for each in by_site.values())
-        some = sum(int(each.has.any(axis=1).sum()) for each in by_site.values())
-        without = sum(each.without for each in by_site.values())
-        missing = max(each.missing for each in by_site.values())
-        say(f"{patients}: {some:,} of {count:,} patients have at least one phenotype")
-        if without:
-            say(f"patients who have no cell with the model's codes: {without:,}")
-        if missing:
-            say(f"codes of the model that are not in the data's lists: {missing:,}")
-        say("This file is about individual patients. No privacy guarantee covers it: keep it here.")
+        _export_patients(model, data, patients)
+
+
+def _export_patients(model: GlobalModel, data: Path, out: Path) -> None:
+    """Write the phenotypes of the patients in `data` to the CSV file `out`, and print counts."""
+    from dpfact_flower.evaluation.model import write_memberships
+
+    files = site_files(data) if data.is_dir() else [data]
+    by_site = {file.stem: model.memberships(SiteData.load(file)) for file in files}
+    write_memberships(out, by_site, cohort=data.is_dir())
+    found = by_site.values()
+    patients = sum(len(site.patients) for site in found)
+    some = sum(int(site.has.any(axis=1).sum()) for site in found)
+    say(f"{out}: {some:,} of {patients:,} patients have at least one phenotype")
+    if without := sum(site.without for site in found):
+        say(f"patients who have no cell with the model's codes: {without:,}")
+    if missing := max(site.missing for site in found):
+        say(f"codes of the model that are not in the data's lists: {missing:,}")
+    say("This file is about individual patients. No privacy guarantee covers it: keep it here.")
 
 
 def label(
@@ -137,7 +146,9 @@ def label(
 
 def review(
     run: opt.Run,
-    data: SiteFile = None,
+    data: Annotated[
+        Path | None, Option(help="The .npz file of a site or of new patients.")
+    ] = None,
     phenotype: Annotated[int | None, Option(help="Number of the phenotype.")] = None,
     patients: Annotated[
         int,

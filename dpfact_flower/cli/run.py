@@ -183,7 +183,7 @@ def init(
             )
     if folder.is_dir() and any(folder.iterdir()):
         raise SettingsError(f"FOLDER: {folder} is not empty; name another folder")
-    given = opt.assigned(settings)
+    given = opt.parse_assignments(settings)
     checked = RunConfig.read(opt.run_config(opt.APP_FOLDER, settings)).write()
     for file in FILES:
         text = (opt.APP_FOLDER / file).read_text(encoding="utf-8").replace("dpfact-app", name)

@@ -58,7 +58,7 @@ def site_init(
     from dpfact_flower.site.hospital import check_choices, check_data_site
 
     folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
-    given = opt.assigned(settings, ("site", "data-path", "state-dir", "max-epsilon"))
+    given = opt.parse_assignments(settings, ("site", "data-path", "state-dir", "max-epsilon"))
     check_name("NAME", name)
     chosen = {"site": name, "max-epsilon": max_epsilon, **_SAFE, **given}
     refuse_unknown(chosen, SiteSettings)

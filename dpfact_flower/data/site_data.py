@@ -66,7 +66,7 @@ class SiteData:
             object.__setattr__(self, "patients", self._checked_patients(self.patients))
 
     def __repr__(self) -> str:
-        # Do not show identifiers, labels or cells, because reprs end up in logs.
+        # Do not show identifiers, labels or cells, because a repr may end up in logs.
         return f"SiteData({self.name!r}, {self.tensor!r})"
 
     def __len__(self) -> int:

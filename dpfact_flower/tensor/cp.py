@@ -27,7 +27,8 @@ Matrices = tuple[Floats, ...]
 
 _BLOCK = 1 << 9  # number of rows multiplied at a time
 _MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
-_SHIFTS, _CHANCE_LEVEL = 20, 95  # models with shuffled components in `chance_cosines`; percentile
+_SHIFTS = 20  # largest number of artificial models in `chance_cosines`
+_CHANCE_LEVEL = 95  # percentile that `chance_cosines` returns
 _ALIKE = 0.97  # smallest product of two components' cosines at which `alike` is true
 
 
@@ -113,18 +114,8 @@ class CPModel:
         weights, unit = self.normalized()
         return ktensor([np.array(factor) for factor in unit.factors], weights)
 
-    def to_dense(self) -> NDArray[np.float64]:
-        """Return all cells, for tests and small examples of up to ten million cells."""
-        cells = math.prod(self.shape)
-        if cells > 10_000_000:
-            raise DataError(f"refusing to densify {cells:,} cells (limit 10,000,000)")
-        dense = np.zeros(self.shape)
-        for columns in zip(*(factor.T for factor in self.factors), strict=True):
-            dense += reduce(np.multiply.outer, columns)
-        return dense
-
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return sums of squared errors in float64: slow, the reference for `solver.mttkrp`.
+        """Return sums of squared errors in float64. This is the slow reference for `solver.mttkrp`.
 
         The error over zero cells is ||M||^2 minus the sum of squared model values at the non-zeros.
         This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
@@ -151,7 +142,7 @@ def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Return factors as read-only float64 arrays. Refuse factors with different ranks."""
+    """Return factors as read-only float64 arrays. Refuse values that are not factors of a model."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -234,8 +225,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
     """Return the cosine product that each component of `estimate` reaches in a match by chance.
 
-    This is the 95th percentile of matches with artificial components. Each artificial component
-    takes every mode from another component of `truth`. If this is impossible, return zeros.
+    This is the 95th percentile of matches with artificial components. An artificial component
+    combines the modes of different components of `truth`. If this is impossible, return zeros.
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape

@@ -254,9 +254,9 @@ def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
 
     `rows` is an array of row numbers, a mask, a slice, or a tuple ``(rows, ...)``.
     """
-    if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
-        rows = rows[0]
     try:
+        if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
+            rows = rows[0]
         found: NDArray[np.int64] = np.asarray(np.arange(patients)[rows])
     except (IndexError, TypeError, ValueError):
         raise DataError(f"patients: need an index that fits {patients} patients") from None

@@ -21,8 +21,8 @@ _LINE = 64  # bytes in a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return `registers` and the padded length of a row.
-    `dpfact_flower.solver.kernels.instructions` explains `registers`.
+    Return the padded length of a row, after a tuple with one zero for each register of a slice (the
+    `registers` of `dpfact_flower.solver.kernels.instructions`).
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)

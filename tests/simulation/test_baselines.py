@@ -23,7 +23,7 @@ from simulation.baselines.trip import TripState, consensus_of, least_squares_pat
 from simulation.baselines.trip_flower import Trip, TripClient, trip, trip_app
 from simulation.systems import NO_NOISE
 from tests.bits import assert_bits
-from tests.problems import assert_near, mttkrp_by_entries
+from tests.problems import assert_near, dense_model, mttkrp_by_entries
 
 pytestmark = pytest.mark.nightly
 
@@ -61,9 +61,8 @@ def test_cp_als_one_iteration_a_round_is_one_call_of_pyttb(cohort):
         to_pyttb(pooled(cohort)), 4, init=begin, maxiters=6, stoptol=0, printitn=0, fixsigns=False
     )
     stepwise = last(cp_als(cohort, COUNTS, rounds=6, seed=3))
-    expected = CPModel(weighted(whole))
-    found = CPModel(joined(stepwise.models))
-    np.testing.assert_allclose(found.to_dense(), expected.to_dense(), rtol=1e-8, atol=1e-10)
+    found, expected = dense_model(joined(stepwise.models)), dense_model(weighted(whole))
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
     # pyttb's fit is 1 - ||X - M|| / ||X||, and ours squares the norms.
     assert 1 - stepwise.error.fit == pytest.approx((1 - info["fit"]) ** 2, rel=1e-8)
 
