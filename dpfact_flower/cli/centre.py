@@ -79,12 +79,12 @@ def centre_admit(
 
     path = public_key.expanduser().absolute()
     check_name("NAME", path.stem)
-    found = key_fingerprint(path.read_bytes())
+    actual = key_fingerprint(path.read_bytes())
     if not fingerprint:
-        typer.confirm(f"{path.stem}: {found}\nDid the hospital read the same to you?", abort=True)
-    elif fingerprint.split() != found.split():
+        typer.confirm(f"{path.stem}: {actual}\nDid the hospital read the same to you?", abort=True)
+    elif fingerprint.split() != actual.split():
         raise SettingsError(
-            f"--fingerprint: the key in {path} has {found}; nothing was registered. Ask the "
+            f"--fingerprint: the key in {path} has {actual}; nothing was registered. Ask the "
             "hospital for its file again"
         )
     node = Connection.of(str(folder.expanduser())).register(path, path.stem)
@@ -117,7 +117,7 @@ def submit(
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 
     opt.refuse_finished(out, settings, force=force)  # a second run would spend epsilon again
-    lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
+    lists = ",".join(str(Path(file).expanduser().resolve()) for file in vocabulary.split(","))
     folder = str(out.expanduser().resolve())
     config = opt.run_config(flower_app, settings, data="", vocabulary=lists, out=folder)
     load_vocabularies(RunConfig.read(config).app)
@@ -146,22 +146,22 @@ def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
     """
     from dpfact_flower.server.status import run_status
 
-    found = run_status(folder.expanduser())
+    run = run_status(folder.expanduser())
     if as_json:
-        echo_json(asdict(found))
+        echo_json(asdict(run))
     else:
-        _show(found)
-    if not found.is_finished:
+        _show(run)
+    if not run.is_finished:
         raise typer.Exit(FAILED)
 
 
-def _show(found: RunStatus) -> None:
-    end = f", the latest ended {found.last}" if found.last else ""
-    lines = [f"{site.name}: {site.reason}" for site in found.sites if site.reason]
-    if found.missed:
-        rounds = ", ".join(map(str, found.missed))
+def _show(run: RunStatus) -> None:
+    end = f", the latest ended {run.last}" if run.last else ""
+    lines = [f"{site.name}: {site.reason}" for site in run.sites if site.reason]
+    if run.missed:
+        rounds = ", ".join(map(str, run.missed))
         lines.append(f"rounds that missed the quorum although sites answered: {rounds}")
-    if not found.is_finished:
+    if not run.is_finished:
         lines.append(
             "not finished: if no process is working on the run, continue with resume=true; sites "
             "resend answers that were already charged, at no cost"
@@ -171,12 +171,12 @@ def _show(found: RunStatus) -> None:
         table.add_column(name, overflow="fold")
     for name in ("used", "unused", "failed", "epsilon", "unused eps."):
         table.add_column(name, justify="right", overflow="fold")
-    for site in found.sites:
+    for site in run.sites:
         counts = map(str, (site.used, site.unused, site.failed))
         costs = map(_epsilon, (site.epsilon, site.epsilon_unused))
         last_seen = site.last_seen[:16].replace("T", " ")
         table.add_row(escape(site.name), last_seen, *counts, *costs)
-    say(f"job {found.job}: {found.finished} of {found.rounds} rounds{end}")
+    say(f"job {run.job}: {run.finished} of {run.rounds} rounds{end}")
     console.print(table)
     for line in lines:
         say(line)

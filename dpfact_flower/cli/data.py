@@ -53,7 +53,7 @@ def _options(
 ) -> dict[str, Any]:  # fmt: skip
     """Return a reader's options. A roll-up without a mode's name applies to the mode `default`."""
     rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "vocabularies": _read_lists(codes, modes),
         "rolled_up": _read_named("--roll-up", rolled),
         "min_patients": min_patients,
@@ -61,8 +61,8 @@ def _options(
     }
     if top:
         sizes = None if top == "0" else opt.read_sizes("--top", top)
-        found["top"] = sizes and tuple(size or None for size in sizes)  # 0 keeps all
-    return found
+        options["top"] = sizes and tuple(size or None for size in sizes)  # 0 keeps all
+    return options
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
@@ -264,8 +264,8 @@ def data_events(
     columns = Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
     tables = _read_event_tables(mode, columns, dialect, time_format)
-    file, own = _with_keys(sites, ["patient", "site"])
-    table = LabelTable(Path(file), own.get("site", ""), own.get("patient", ""))
+    file, site_columns = _with_keys(sites, ["patient", "site"])
+    table = LabelTable(Path(file), site_columns.get("site", ""), site_columns.get("patient", ""))
     options = _options([*tables], top, codes, rolled_up, min_patients, memory)
     _save(
         lambda: event_tables.read(
@@ -326,15 +326,15 @@ def _show(cohort: Cohort) -> None:
 
 def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
     """Split ``NAME=VALUE`` texts into a dict, in the order given."""
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for value in values or ():
         name, _, given = value.partition("=")
         if not name or not given:
             raise SettingsError(f"{option}: need NAME=FILE, got {value!r}")
-        if name in found:
+        if name in named:
             raise SettingsError(f"{option}: {name} is given twice")
-        found[name] = given
-    return found
+        named[name] = given
+    return named
 
 
 def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
@@ -361,23 +361,23 @@ def _read_event_tables(
 ) -> dict[str, EventTable]:
     tables = {}
     for mode, text in _read_named("--mode", values).items():
-        pattern, own = _with_keys(text, [*columns.names, "time-format"])
-        form = own.pop("time-format", time_format)
+        pattern, keys = _with_keys(text, [*columns.names, "time-format"])
+        form = keys.pop("time-format", time_format)
         path = Path(pattern)
         files = [path]
         if not path.exists() and any(mark in path.name for mark in "*?["):
             files = sorted(path.parent.glob(path.name))
             if not files:
                 raise SettingsError(f"--mode: no file of {mode} is named {pattern}")
-        tables[mode] = EventTable(files, replace(columns, **own), dialect, form)
+        tables[mode] = EventTable(files, replace(columns, **keys), dialect, form)
     return tables
 
 
 def _read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
-    found = {} if died is None else {"died": LabelTable(died)}
+    labels = {} if died is None else {"died": LabelTable(died)}
     for name, given in _read_named("--label", others).items():
-        if name in found:
+        if name in labels:
             raise SettingsError("--label: --labels already gives the table of died")
-        file, own = _with_keys(given, ["column", "patient", "missing"])
-        found[name] = LabelTable(Path(file), **own)
-    return found
+        file, keys = _with_keys(given, ["column", "patient", "missing"])
+        labels[name] = LabelTable(Path(file), **keys)
+    return labels

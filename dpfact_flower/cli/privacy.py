@@ -95,11 +95,11 @@ def _compared(made: PatientPlan, other: PatientPlan) -> str:
     from dpfact_flower.estimation.outlook import outlook_of
     from dpfact_flower.privacy import rounded_up
 
-    shared, own = (made, other) if made.facts.sharing else (other, made)
+    shared, separate = (made, other) if made.facts.sharing else (other, made)
     alone, sharing = shared.guarantee().alone, shared.facts.sharing
     assert alone is not None
     assert sharing is not None
-    before, after = outlook_of(own), outlook_of(shared)
+    before, after = outlook_of(separate), outlook_of(shared)
     return (
         f"secure sums (secure-sums = true): signal {_short(after.signal)} instead of "
         f"{_short(before.signal)}, chance {100 * after.chance:.0f} instead of "
@@ -181,7 +181,7 @@ def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
         "start_share": made.settings.start_share,
         "refine_rounds": made.settings.refine_rounds,
         "delta": made.settings.delta,
-        "releases": [{"name": each.name(modes), **asdict(each)} for each in made.releases],
+        "releases": [{"name": release.name(modes), **asdict(release)} for release in made.releases],
         "guarantee": made.guarantee().to_dict(),
         "outlook": forecast,
         "needs": needs_of(made)._asdict(),
@@ -297,15 +297,15 @@ def _find(folder: Path, site: str) -> Path:
     folder = folder.expanduser()
     if (folder / LEDGER).exists() and site in ("", folder.resolve().name):
         return folder
-    found = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{LEDGER}"))}
-    if site in found:
-        return found[site]
-    if not found:
+    sites = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{LEDGER}"))}
+    if site in sites:
+        return sites[site]
+    if not sites:
         whose = f" of site {site!r}" if site else ""
         raise StateError(f"{folder}: no {LEDGER}{whose} here or in a folder directly inside")
-    if len(found) == 1 and not site:
-        return next(iter(found.values()))
-    raise StateError(f"--site: need one of {', '.join(found)}; got {site!r}")
+    if len(sites) == 1 and not site:
+        return next(iter(sites.values()))
+    raise StateError(f"--site: need one of {', '.join(sites)}; got {site!r}")
 
 
 def _accounted(
@@ -321,9 +321,9 @@ def _accounted(
     so_far: dict[tuple[str, str], list[ReleaseEvent]] = {}
     for row in rows:
         for event in row.events:
-            own = so_far.setdefault((event.unit, event.neighbours), [])
-            own.append(event)
-        running.append(account(own, delta) if row.events else None)
+            same_unit = so_far.setdefault((event.unit, event.neighbours), [])
+            same_unit.append(event)
+        running.append(account(same_unit, delta) if row.events else None)
     return running, [account(events, delta) for _, events in sorted(so_far.items())]
 
 
@@ -342,7 +342,7 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
         place = row.recorded[:16].replace("T", " "), escape(row.job)
         for event in row.events:
             mark = " [red](seeded: not private)[/red]" if event.seeded else ""
-            figures = (f"{each:.4g}" for each in (event.sensitivity, event.sigma, event.rho))
+            figures = (f"{value:.4g}" for value in (event.sensitivity, event.sigma, event.rho))
             cost = _epsilon(total) if total and event is row.events[-1] else ""
             table.add_row(*place, escape(event.name) + mark, *figures, cost)
         if not row.events:
@@ -431,7 +431,7 @@ def audit(
         )  # fmt: skip
     failed = [finding for finding in findings if not finding.passed]
     if as_json:
-        echo_json([{**asdict(found), "passed": found.passed} for found in findings])
+        echo_json([{**asdict(finding), "passed": finding.passed} for finding in findings])
         raise typer.Exit(bool(failed))
     table = Table("check", "measured", "allowed", "", title="Audit")
     for finding in findings:

@@ -117,13 +117,13 @@ def _export_patients(model: GlobalModel, data: Path, out: Path) -> None:
     files = site_files(data) if data.is_dir() else [data]
     by_site = {file.stem: model.memberships(SiteData.load(file)) for file in files}
     write_memberships(out, by_site, cohort=data.is_dir())
-    found = by_site.values()
-    patients = sum(len(site.patients) for site in found)
-    some = sum(int(site.has.any(axis=1).sum()) for site in found)
+    sites = by_site.values()
+    patients = sum(len(site.patients) for site in sites)
+    some = sum(int(site.has.any(axis=1).sum()) for site in sites)
     say(f"{out}: {some:,} of {patients:,} patients have at least one phenotype")
-    if without := sum(site.without for site in found):
+    if without := sum(site.without for site in sites):
         say(f"patients who have no cell with the model's codes: {without:,}")
-    if missing := max(site.missing for site in found):
+    if missing := max(site.missing for site in sites):
         say(f"codes of the model that are not in the data's lists: {missing:,}")
     say("This file is about individual patients. No privacy guarantee covers it: keep it here.")
 
@@ -192,15 +192,16 @@ def review(
 def _read_review(run: Path, sheet: Path) -> None:
     from dpfact_flower.evaluation.review import apply_verdicts, read_sheet
 
-    found = read_sheet(run, sheet)
-    say(f"phenotype {found.phenotype}, highest scores: {found.highest}")
-    say(f"phenotype {found.phenotype}, near the threshold: {found.near}")
-    if not found.decision:
+    verdicts = read_sheet(run, sheet)
+    say(f"phenotype {verdicts.phenotype}, highest scores: {verdicts.highest}")
+    say(f"phenotype {verdicts.phenotype}, near the threshold: {verdicts.near}")
+    if not verdicts.decision:
         say(f"No decision yet: write keep, drop or name in the last line of {sheet}.")
         return
-    apply_verdicts(run, found)
+    apply_verdicts(run, verdicts)
+    names = run / "names.toml"
     say(
-        f"{found.decision}: recorded in {run / 'names.toml'}, with shares of ten charts or more\n"
+        f"{verdicts.decision}: recorded in {names}, with shares of ten charts or more\n"
         "These shares come from patients' charts. No privacy guarantee covers them."
     )
     _write_report_again(run)

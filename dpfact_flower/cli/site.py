@@ -57,7 +57,7 @@ def site_init(
     from dpfact_flower.runtime.installation import cert_fingerprint, key_fingerprint, write_site
     from dpfact_flower.site.hospital import check_choices, check_data_site
 
-    folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
+    folder, data, ca = (path.expanduser().absolute() for path in (folder, data, ca))
     given = opt.parse_assignments(settings, ("site", "data-path", "state-dir", "max-epsilon"))
     check_name("NAME", name)
     chosen = {"site": name, "max-epsilon": max_epsilon, **_SAFE, **given}
@@ -191,16 +191,16 @@ def site_refit(
     if not jobs:
         raise StateError(f"{folder}: no finished run in patient mode is left to fit")
     failed = False
-    for each in jobs:
+    for name in jobs:
         try:
             with progress() as watch:
                 watch("fitting", 0.0)
-                fit = refit(site, settings, each).error.fit
+                fit = refit(site, settings, name).error.fit
         except DPFactError as error:
             failed = True
-            say(f"{each}: not refitted: {error}")
+            say(f"{name}: not refitted: {error}")
         else:
-            say(f"{each}: explains {fit:.1%} of this site's data; in {folder / each}")
+            say(f"{name}: explains {fit:.1%} of this site's data; in {folder / name}")
     if failed:
         raise typer.Exit(1)
 

@@ -26,6 +26,8 @@ FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
 """Maps the prefix of an ICD code to the ICD version."""
+_DIAGNOSES = {"icd9cm": "9", "icd10cm": "10"}
+"""Maps the coding systems of diagnoses to ICD versions."""
 _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
@@ -43,12 +45,12 @@ class Chapter(NamedTuple):
 
 
 def _chapters() -> dict[str, list[Chapter]]:
-    found: dict[str, list[Chapter]] = {version: [] for version in _FORMS}
+    chapters: dict[str, list[Chapter]] = {version: [] for version in _FORMS}
     for row in csv_rows((FOLDER / "chapters.csv").read_text(encoding="utf-8"))[1]:
         later = [tuple(part.split(maxsplit=1)) for part in row["later"].split(";") if part]
         systems = ((row["first"], row["system"]), *((first, word) for first, word in later))
-        found[row["version"]].append(Chapter(row["first"], row["last"], row["name"], systems))
-    return found
+        chapters[row["version"]].append(Chapter(row["first"], row["last"], row["name"], systems))
+    return chapters
 
 
 CHAPTERS = _chapters()
@@ -82,15 +84,17 @@ def category(version: str, code: str) -> str:
 
 def chapter(version: str, code: str) -> Chapter | None:
     """Return the chapter of a diagnosis code without dots, or None if there is none."""
-    own = category(version, code)
-    fits = (c for c in CHAPTERS[version] if len(c.first) == len(own) and c.first <= own <= c.last)
-    return next(fits, None)
+    group = category(version, code)
+    for own in CHAPTERS[version]:
+        if len(own.first) == len(group) and own.first <= group <= own.last:
+            return own
+    return None
 
 
 def _body_system(version: str, code: str) -> str:
-    found = chapter(version, code)
-    words = [word for first, word in found.systems if first <= code] if found else []
-    return words[-1] if words else ""
+    if (group := chapter(version, code)) is None:
+        return ""
+    return [name for first, name in group.systems if first <= code][-1]
 
 
 _PATHS = {
@@ -105,11 +109,11 @@ _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Pattern of codes that can be neither ICD-9 procedures nor serial numbers."""
-_MOST = 0.8
+_NAMED_SHARE = 0.8
 _LETTERS = 3
-"""Least number of distinct first letters in ICD-10 codes. Fewer may mean numbers such as D01."""
+"""Codes with fewer distinct first letters may be serial numbers such as D01, not ICD-10 codes."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Minimum length of a shortened code whose name may stand for a full code without a name."""
+"""Minimum length of a broader code whose name is used for a code without a name."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -122,7 +126,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     Unless `exact` is true, a code without a name gets the name of the next broader code.
     """
     bare, table = split_code(code)[1], names_of(system)
-    for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
+    for first, last, name, _ in CHAPTERS.get(_DIAGNOSES.get(system, ""), ()):
         if f"{first}-{last}" == bare:
             return name
     shortest = len(bare) if exact else _SHORTEST.get(system, len(bare))
@@ -148,8 +152,8 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for code, prefix in zip(codes, prefixes, strict=True):
         groups.setdefault(prefix, []).append(code)
-    found = {prefix: _system(mode, prefix, group) for prefix, group in groups.items()}
-    return [found[prefix] for prefix in prefixes]
+    system_of = {prefix: _system(mode, prefix, group) for prefix, group in groups.items()}
+    return [system_of[prefix] for prefix in prefixes]
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
@@ -162,17 +166,17 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     if any(by_path) and all("|" in code for code in codes):
         return by_path
     return [
-        _body_system(own[3:-2], split_code(code)[1]) if own in ("icd9cm", "icd10cm") else ""
-        for own, code in zip(systems(mode, codes), codes, strict=True)
+        _body_system(_DIAGNOSES[system], split_code(code)[1]) if system in _DIAGNOSES else ""
+        for system, code in zip(systems(mode, codes), codes, strict=True)
     ]
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
     """Return a copy of the vocabulary with full names for missing or abbreviated descriptions."""
-    own = systems(vocabulary.name, vocabulary.codes)
+    of_codes = systems(vocabulary.name, vocabulary.codes)
+    described = zip(of_codes, vocabulary.codes, vocabulary.descriptions, strict=True)
     texts = (
-        clearer(text, name_of(system, code)) if system else text
-        for system, code, text in zip(own, vocabulary.codes, vocabulary.descriptions, strict=True)
+        clearer(text, name_of(system, code)) if system else text for system, code, text in described
     )
     return replace(vocabulary, descriptions=tuple(texts))
 
@@ -225,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
         else:
             possible = ("icd9cm",) * any(map(_ONLY_ICD9CM.fullmatch, map(str.upper, codes)))
     best = max(possible, key=lambda system: _known(system, bare), default="")
-    return best if best and _known(best, bare) >= _MOST * len(codes) else ""
+    return best if best and _known(best, bare) >= _NAMED_SHARE * len(codes) else ""
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
@@ -233,7 +237,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
-    short = {"icd9pcs": 2, "icd10pcs": 1}.get(system, 0)
+    short = _SHORTEST[system] if system.endswith("pcs") else 0
     return sum(code in table and len(code) > short for code in codes)
 
 

@@ -182,7 +182,7 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
     """Return a mode's most frequent codes, with ties in alphabetical order."""
-    found = connection.execute(
+    rows = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
                   FROM {_events(mode)} GROUP BY code)
@@ -192,11 +192,11 @@ def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabu
             WHERE c.mode = $mode ORDER BY uses DESC, c.code""",
         {"mode": mode},
     ).fetchall()
-    if not found:
+    if not rows:
         raise DataError(f"the tables hold no {mode} of these patients")
-    kept = found[:top]
-    count(connection, mode, "codes", len(found))
-    count(connection, mode, "codes left out as less frequent", len(found) - len(kept))
+    kept = rows[:top]
+    count(connection, mode, "codes", len(rows))
+    count(connection, mode, "codes left out as less frequent", len(rows) - len(kept))
     return Vocabulary(mode, tuple(code for code, _ in kept), tuple(text or "" for _, text in kept))
 
 

@@ -38,14 +38,14 @@ _FIRST = re.compile(r"first([1-9])")
 def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
     """Replace the codes of a mode with their groups. Drop codes without a group."""
     grouping = _grouping(how)
-    found = connection.execute(
+    rows = connection.execute(
         f"""SELECT c.code, coalesce(any_value(d.description), '')
             FROM codes c JOIN {table_of(mode)} e ON e.code = c.key
             LEFT JOIN descriptions d ON d.code = c.code AND d.mode = c.mode
             WHERE c.mode = $mode GROUP BY c.code ORDER BY count(*) DESC, c.code""",
         {"mode": mode},
     ).fetchall()
-    described = dict(found)  # frequent codes come first
+    described = dict(rows)  # frequent codes come first
     if how in _OF_DIAGNOSES and code_names.holds_procedures(mode, list(described)):
         raise SettingsError(
             f"roll-up: {how} groups diagnoses, but {mode} holds procedures; "
@@ -70,19 +70,18 @@ def _groups(
     members: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     for code, system in zip(described, code_names.systems(mode, list(described)), strict=True):
-        named, bare = code_names.split_code(code)
-        version = code_names.VERSIONS.get(named, "")
-        prefix = f"icd{version}:" if version and how != "ccs" else ""
-        own = system if _FIRST.fullmatch(str(how)) else ""
+        prefix, bare = code_names.split_code(code)
+        version = code_names.VERSIONS.get(prefix, default)
+        keeps_prefix = prefix in code_names.VERSIONS and how != "ccs"
+        named_as = system if _FIRST.fullmatch(str(how)) else ""
         if how == "icd3":
-            own = f"icd{version or default}cm"
-        for bare_group, name in grouping(version or default, bare):
-            group = prefix + bare_group
+            named_as = f"icd{version}cm"
+        for bare_group, name in grouping(version, bare):
+            group = f"{prefix}:{bare_group}" if keeps_prefix else bare_group
             members.setdefault(group, []).append(code)
-            usual = name or (code_names.name_of(own, bare_group, exact=True) if own else "")
-            texts[group] = code_names.clearer(described.get(group, ""), usual) or texts.get(
-                group, ""
-            )
+            usual = name or (named_as and code_names.name_of(named_as, bare_group, exact=True))
+            text = code_names.clearer(described.get(group, ""), usual)
+            texts[group] = text or texts.get(group, "")
     for group, codes in members.items():
         if not texts[group]:
             text = next((described[code] for code in codes if described[code]), "")
@@ -94,7 +93,7 @@ def _groups(
 def _grouping(how: str | Path) -> Grouping:
     if how == "icd3":
         return lambda version, code: (
-            [(found, "")] if (found := code_names.category(version, code)) else []
+            [(group, "")] if (group := code_names.category(version, code)) else []
         )
     if how == "chapter":
         return lambda version, code: (
@@ -124,8 +123,8 @@ def ccs(*, unanimous: bool = False) -> Grouping:
     tables, broader = _ccs_tables(unanimous)
 
     def group(version: str, code: str) -> list[tuple[str, str]]:
-        found, system = tables[version].get(code) or broader[version].get(code), _CCS[version]
-        return [(f"{system}:{found}", code_names.name_of(system, found))] if found else []
+        number, system = tables[version].get(code) or broader[version].get(code), _CCS[version]
+        return [(f"{system}:{number}", code_names.name_of(system, number))] if number else []
 
     return group
 
@@ -138,19 +137,19 @@ def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str
     tables: dict[str, Mapping[str, str]] = {
         "9": ICD9toCCS().icd9_to_ccs, "10": ICD10toCCSR().ccsr_lookup
     }  # fmt: skip
-    return tables, {version: _of_categories(own, unanimous) for version, own in tables.items()}
+    return tables, {version: _truncated(table, unanimous) for version, table in tables.items()}
 
 
-def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
-    """Map codes cut to at least three characters to the most common group of their full codes."""
+def _truncated(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
+    """Map truncated codes of three or more characters to the most common group of full codes."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(3, len(code)):
             counts.setdefault(code[:length], Counter())[group] += 1
     return {
-        code: min(found, key=lambda group: (-found[group], group))
-        for code, found in counts.items()
-        if len(found) == 1 or not unanimous
+        code: min(uses, key=lambda group: (-uses[group], group))
+        for code, uses in counts.items()
+        if len(uses) == 1 or not unanimous
     }
 
 

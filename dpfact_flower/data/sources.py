@@ -93,18 +93,18 @@ def open_source(
 def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Source:
     inside = sorted(folder.iterdir())
     places = [*(path for path in inside if path.is_dir() and path.name.lower() in parts), folder]
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for place in places:  # the first folder takes precedence
-        found = list_tables(place) | found
+        files = list_tables(place) | files
 
     def fetch(into: str, table: Table) -> str:
-        path = found.get(table.name.lower())
+        path = files.get(table.name.lower())
         if path is None:
             raise DataError(f"{folder}: {_missing(places, table.name)}")
         load_table(connection, into, path, table)
         return str(path)
 
-    return Source(found, fetch)
+    return Source(files, fetch)
 
 
 def _missing(places: Sequence[Path], name: str) -> str:

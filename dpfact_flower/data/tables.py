@@ -223,13 +223,13 @@ def load_table(
     kind, known = _kind(place), {name.lower() for name in (*table.columns, *table.optional)}
     try:
         if isinstance(place, Path) and kind == "CSV":
-            source, found = _csv(place, dialect)
+            source, columns = _csv(place, dialect)
         else:
-            source, found = _typed(connection, place, known - {*map(str.lower, table.floats)})
-        check_columns(place, table.columns, found, kind, hint(found))
+            source, columns = _typed(connection, place, known - {*map(str.lower, table.floats)})
+        check_columns(place, table.columns, columns, kind, hint(columns))
         query = (
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
-            f"FROM (SELECT {_fields(found, table)} FROM {source}) WHERE {table.where}"
+            f"FROM (SELECT {_fields(columns, table)} FROM {source}) WHERE {table.where}"
         )
         if isinstance(place, Path) and kind == "CSV":
             _run_csv(connection, query, place, dialect)
@@ -288,11 +288,11 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
 
 def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
     """Return the rejected lines with the reasons, and clear DuckDB's record of rejected lines."""
-    found = connection.execute(
+    rejected = connection.execute(
         "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
     ).fetchall()
     connection.execute("DROP TABLE reject_errors; DROP TABLE reject_scans")
-    return found
+    return rejected
 
 
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
@@ -342,18 +342,18 @@ def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
 def check_columns(
     place: Path | Rows,
     wanted: Sequence[str],
-    found: Collection[str],
+    columns: Collection[str],
     kind: str = "a table",
     hint: str = "",
 ) -> None:
     """Refuse a table that lacks a wanted column. `hint` is advice for the error message."""
-    there = {name.strip().lower() for name in found}
+    there = {name.strip().lower() for name in columns}
     there |= set(map(list_of, there))
     missing = [name for name in wanted if name.lower() not in there]
     if not missing:
         return
     if kind != "CSV" or len(missing) < len(wanted):
-        what = f"; it has {list(found)}"
+        what = f"; it has {list(columns)}"
     else:  # the first line may hold a patient's data, so do not quote it
         what = " (does its first line name the columns, with this delimiter?)"
     what += f"; try {hint}" * bool(hint)
@@ -366,10 +366,10 @@ def list_of(column: str) -> str:
     return re.sub(r"_\d+$", "[]", column)
 
 
-def _fields(found: Mapping[str, str], table: Table) -> str:
-    """Return the SQL select list of a table. `found` maps column names to SQL expressions."""
+def _fields(columns: Mapping[str, str], table: Table) -> str:
+    """Return the SQL select list of a table. `columns` maps column names to SQL expressions."""
     blank = "{0} = ''" + f" OR {NO_VALUE}" * table.null_words
-    trimmed = {name.lower(): f"trim(nfc_normalize({sql}))" for name, sql in found.items()}
+    trimmed = {name.lower(): f"trim(nfc_normalize({sql}))" for name, sql in columns.items()}
     texts = {name: f"if({blank.format(sql)}, NULL, {sql})" for name, sql in trimmed.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
@@ -398,11 +398,11 @@ def count_rows(connection: Connection, table: str, where: str = "true") -> int:
     return int(row[0])
 
 
-def count_each(connection: Connection, table: str, conditions: Sequence[str]) -> dict[str, int]:
+def count_each(connection: Connection, table: str, conditions: Sequence[str]) -> tuple[int, ...]:
     """Count the rows in a table that meet each condition, in one pass."""
     filters = ", ".join(f"count(*) FILTER ({where})" for where in conditions)
-    (row,) = connection.execute(f"SELECT {filters} FROM {table}").fetchall()
-    return dict(zip(conditions, row, strict=True))
+    (counts,) = connection.execute(f"SELECT {filters} FROM {table}").fetchall()
+    return counts
 
 
 def refuse_rows(
@@ -444,7 +444,7 @@ def _typed(
         raise DataError(f"{place}: no such file")
     described = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
     _refuse_twins(place, [name.strip().lower() for name, *_ in described])
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for name, kind, *_ in described:
         lower = name.strip().lower()
         asked = lower in wanted or list_of(lower) in wanted
@@ -462,8 +462,8 @@ def _typed(
             text = f"trim({text})"  # blanks and NaN stay as they are, to be refused
             missing = f"lower({text}) IN ('', 'na') OR {NO_VALUE.format(text)}"
             text = f"if({missing}, {text}, site || '/' || {text})"
-        found[name.strip()] = text
-    return source, found
+        columns[name.strip()] = text
+    return source, columns
 
 
 def _literal_path(path: Path, below: str = "") -> str:

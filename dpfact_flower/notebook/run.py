@@ -133,14 +133,14 @@ class Run(FinishedRun):
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """For a label (default: the first), plot the AUCs of phenotypes and of two baselines."""
-        found = self.summary.predictions
-        label = label or next(iter(found), "")
-        if label not in found:
+        predictions = self.summary.predictions
+        label = label or next(iter(predictions), "")
+        if label not in predictions:
             raise DataError(
                 f"auc: known only for a simulation that was measured, and for these labels: "
-                f"{', '.join(found) or 'none'}"
+                f"{', '.join(predictions) or 'none'}"
             )
-        return self._drawn("auc", ax, found[label])
+        return self._drawn("auc", ax, predictions[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
         """Call the function `what` of `plots` with the given axes or, if None, with new axes."""

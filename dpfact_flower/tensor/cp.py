@@ -230,15 +230,15 @@ def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape
-    found: list[list[float]] = [[] for _ in range(rank)]
+    by_chance: list[list[float]] = [[] for _ in range(rank)]
     for shift in range(1, min(others, _SHIFTS + 1)):
         taken = {mode * shift % others for mode in range(len(cosines))}
         if len(taken) < max(2, len(cosines)):  # two modes would come from the same component
             continue
         match = _matched(np.roll(each, mode * shift, axis=1) for mode, each in enumerate(cosines))
         for component, cosine in zip(match.estimate, match.cosines, strict=True):
-            found[component].append(cosine)
-    return np.array([np.percentile(each, _CHANCE_LEVEL) if each else 0.0 for each in found])
+            by_chance[component].append(cosine)
+    return np.array([np.percentile(each, _CHANCE_LEVEL) if each else 0.0 for each in by_chance])
 
 
 def _matched(cosines: Iterable[Floats]) -> Match:

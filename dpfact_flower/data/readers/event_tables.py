@@ -159,8 +159,8 @@ class LabelTable:
 
     def complete(self, patient: str, column: str) -> LabelTable:
         """Return a copy in which the arguments replace empty column names."""
-        own, label = self.patient.strip(), self.column.strip()
-        return replace(self, patient=own or patient, column=label or column)
+        named = replace(self, patient=self.patient.strip() or patient)
+        return replace(named, column=self.column.strip() or column)
 
 
 def read(
@@ -233,7 +233,8 @@ def _check_format(connection: Connection, time_format: str) -> None:
 def _load_events(connection: Connection, mode: str, source: EventTable, window: Window) -> None:
     names = source.columns.names
     for place in source.files:
-        found = _load_rows(connection, mode, place, source, window)
+        _load_rows(connection, mode, place, source, window)
+        rows, unplaced = _check_rows(connection, place, source, window)
         added = add_events(connection, mode, "loaded")
         codes = f"(FROM codes WHERE mode = '{mode}')"
         no_code = _NO_TEXT.replace(_NO_ID, NO_VALUE)  # NA may be sodium
@@ -241,11 +242,10 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
             if count_rows(connection, texts, no_text.format(what)):  # `texts` has no repetitions
                 bad, name = no_text.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
-        count(connection, place.name, "rows", found["true"])
-        what = "repeated rows, each counted once"
-        count(connection, place.name, what, found["true"] - added, warn=True)
+        count(connection, place.name, "rows", rows)
+        count(connection, place.name, "repeated rows, each counted once", rows - added, warn=True)
         what = f"rows without {names[window.column]}, left out"
-        count(connection, place.name, what, found[window.unplaced], warn=True)
+        count(connection, place.name, what, unplaced, warn=True)
         what = "rows of a year before 1900 or after 2300"
         count(connection, place.name, what, count_rows(connection, "loaded", _ODD_YEAR), warn=True)
         connection.execute(
@@ -267,8 +267,8 @@ def _text(place: TableSource, column: str) -> str:
 
 def _load_rows(
     connection: Connection, mode: str, place: TableSource, source: EventTable, window: Window
-) -> dict[str, int]:
-    """Load and check the table ``loaded``, and count the rows that meet each SQL condition."""
+) -> None:
+    """Create the table ``loaded`` from one of a mode's files, with a text column per field."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -281,9 +281,19 @@ def _load_rows(
             optional=[name for what, name in names.items() if name and what not in needed],
         ),
         select=", ".join(f"{column} AS {what}" for what, column in sql.items()),
-        dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
+        dialect=source.dialect, hint=lambda columns: _hint(mode, place, names, window, columns),
     )  # fmt: skip
     _refuse_header(connection, "loaded", place, {w: names[w] for w in ("patient", "code")})
+
+
+def _check_rows(
+    connection: Connection, place: TableSource, source: EventTable, window: Window
+) -> tuple[int, int]:
+    """Check the table ``loaded``, and convert times to minutes.
+
+    Return the number of rows, and the number of rows without the column that the window needs.
+    """
+    names = source.columns.names
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
     parsed, zoned = TIME.format("time"), ZONED_TIME.format("time")
@@ -298,21 +308,21 @@ def _load_rows(
          "be text other than NaN or NULL, or blank"),
         ("time", f"time IS NOT NULL AND {parsed} IS NULL", f"be {form}, or blank"),
     ]  # fmt: skip
-    asked = ["true", zoned, window.unplaced, "time IS NOT NULL", *(wrong for _, wrong, _ in rules)]
-    found = count_each(connection, "loaded", asked)
-    rows, some_zoned = found["true"], found[zoned]
+    rows, unplaced, timed, with_offset, *wrong = count_each(
+        connection, "loaded",
+        ["true", window.unplaced, "time IS NOT NULL", zoned, *(bad for _, bad, _ in rules)],
+    )  # fmt: skip
     if not rows:
         raise DataError(f"{place}: has no row below its first line")
-    for what, wrong, right in rules:
-        if found[wrong]:
-            many = f"{found[wrong]} row(s) are not"
-            raise DataError(f"{place}: column {names[what]} must {right}; {many}")
-    if some_zoned and some_zoned < found["time IS NOT NULL"]:
+    for number, (what, _, right) in zip(wrong, rules, strict=True):
+        if number:
+            raise DataError(f"{place}: column {names[what]} must {right}; {number} row(s) are not")
+    if 0 < with_offset < timed:
         raise DataError(
             f"{place}: column {names['time']} must have an offset from UTC in every row or in "
-            f"none; {some_zoned} of {rows} row(s) have one"
+            f"none; {with_offset} of {rows} row(s) have one"
         )
-    if found[window.unplaced] == rows:
+    if unplaced == rows:
         raise DataError(
             f"{place}: column {names[window.column]} must place events in a window; all {rows} "
             "row(s) are blank"
@@ -320,7 +330,19 @@ def _load_rows(
     connection.execute(
         f"ALTER TABLE loaded ALTER time TYPE BIGINT USING floor(epoch_us({parsed}) / 60000000)"
     )
-    return found
+    return rows, unplaced
+
+
+def _guessed(mode: str, known: Mapping[str, str], columns: Collection[str]) -> dict[str, str]:
+    """Map each kind of column to the likely one of `columns`. Known kinds keep their column."""
+    guessed = dict(known)
+    similar_first = sorted(columns, key=lambda name: mode[:3].lower() not in name)
+    for kind, patterns in _LIKELY.items():
+        free = [n for n in similar_first if n not in guessed.values() and _LIKE_A_NAME.fullmatch(n)]
+        fits = [name for pattern in patterns for name in free if re.search(pattern, name)]
+        if fits:
+            guessed.setdefault(kind, fits[0])
+    return guessed
 
 
 def _hint(
@@ -328,34 +350,29 @@ def _hint(
 ) -> str:
     """Suggest arguments that name the columns, and write ``COLUMN`` if a name cannot be guessed."""
     written = {name.lower(): name for name in found}
-    taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
-    certain = bool(taken) or isinstance(place, Rows)
-    similar_first = sorted(written, key=lambda name: mode[:3].lower() not in name)
-    for what, parts in _LIKELY.items():
-        free = [n for n in similar_first if n not in taken.values() and _LIKE_A_NAME.fullmatch(n)]
-        fits = [name for part in parts for name in free if re.search(part, name)]
-        if fits and what not in taken:
-            taken[what] = fits[0]
-    placed = taken.keys() & {"time", "encounter"}
-    complete = placed and taken.keys() >= {"patient", "code"}
-    if not certain and (not complete or any(map(_NUMBER.search, found))):
-        taken, placed = {}, set()  # the first line may hold a patient's data
-    needed = {"patient", "code", *[window.column] * (not placed), *taken}
-    own = {what: written.get(taken.get(what, ""), "COLUMN") for what in names if what in needed}
+    known = {kind: name.lower() for kind, name in names.items() if name.lower() in written}
+    guessed = _guessed(mode, known, written)
+    placed = guessed.keys() & {"time", "encounter"}
+    complete = placed and guessed.keys() >= {"patient", "code"}
+    plausible = complete and not any(map(_NUMBER.search, found))
+    if not (known or plausible or isinstance(place, Rows)):
+        guessed, placed = {}, set()  # the first line may hold a patient's data
+    needed = {"patient", "code", *[window.column] * (not placed), *guessed}
+    own = {kind: written.get(guessed.get(kind, ""), "COLUMN") for kind in names if kind in needed}
     other = {  # includes columns named by an option, because the hint replaces that option
-        what: name for what, name in own.items()
-        if {name.lower(), names[what].lower()} != {what}
+        kind: name for kind, name in own.items()
+        if {name.lower(), names[kind].lower()} != {kind}
     }  # fmt: skip
     if isinstance(place, Rows):
         options, unbounded = [f"columns={other}"], "window_days=None"
     else:
-        pairs = ",".join(f"{what}={name}" for what, name in other.items())
+        pairs = ",".join(f"{kind}={name}" for kind, name in other.items())
         options, unbounded = [f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"], "--window 0"
     if window.column not in own:
         options.append(unbounded if window.column == "time" else "a window in days")
     text = " and ".join(options[not other :])
     no_dates = f" (no dates? let encounter be the patient column, with {unbounded})"
-    return text + no_dates if taken and not placed else text
+    return text + no_dates if guessed and not placed else text
 
 
 def _refuse_header(

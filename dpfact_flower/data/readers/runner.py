@@ -194,20 +194,20 @@ def find_script(name: str | Path) -> Script:
 
 
 def _statements(body: str) -> tuple[Statement, ...]:
-    found = []
+    statements = []
     for part in _END.split(_REMARK.sub("", body)):
         pairs = _DIRECTIVE.findall(part)
-        said = dict(pairs)
-        kind = min(said.keys() & _KINDS, default="")
-        what, sql = said.pop(kind, ""), _DIRECTIVE.sub("", part).strip()
-        if wrong := said.keys() - _MORE.get(kind, set()):
+        directives = dict(pairs)
+        kind = min(directives.keys() & _KINDS, default="")
+        what, sql = directives.pop(kind, ""), _DIRECTIVE.sub("", part).strip()
+        if wrong := directives.keys() - _MORE.get(kind, set()):
             where, known = f"with @{kind}" if kind else "alone", ", @".join(sorted(_KINDS))
             raise DataError(f"@{min(wrong)} is unknown or not allowed {where}; known are @{known}")
-        if len(said) + bool(kind) < len(pairs) or bool(kind) > bool(sql):
+        if len(directives) + bool(kind) < len(pairs) or bool(kind) > bool(sql):
             raise DataError(f"@{kind}: need each directive only once, and a statement below it")
         if sql:
-            found.append(Statement(sql, kind, what, said))
-    return tuple(found)
+            statements.append(Statement(sql, kind, what, directives))
+    return tuple(statements)
 
 
 def read(
@@ -329,8 +329,8 @@ class _Work:
             for part in _parts(name, source.tables) or [""]:
                 self.values["part"] = part
                 if self._holds(statement):
-                    own = name.replace("*", part or "*")
-                    self._fetch(source, own, "fetched", columns, statement.more)
+                    matched = name.replace("*", part or "*")
+                    self._fetch(source, matched, "fetched", columns, statement.more)
                     connection.execute(
                         f"INSERT INTO {into} BY NAME SELECT *, $part AS part FROM fetched",
                         {"part": part},
@@ -427,8 +427,8 @@ class _Work:
 def _parts(name: str, tables: Collection[str]) -> list[str]:
     """Return the distinct texts that the ``*`` in `name` matches in the names of `tables`."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
-    found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
-    return sorted({match[1] for match in found if match})
+    matches = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
+    return sorted({match[1] for match in matches if match})
 
 
 def _as_sql(value: Any) -> str:

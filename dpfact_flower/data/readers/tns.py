@@ -113,18 +113,18 @@ def _vocabularies(
     modes: Sequence[str] | None,
     given: Sequence[Vocabulary] | None,
 ) -> tuple[Vocabulary, ...]:
-    found = given or [
+    lists = given or [
         Vocabulary(name, tuple(map(str, range(1, size + 1))))
         for name, size in zip(modes or [f"mode-{place}" for place in places], sizes, strict=False)
     ]
-    if len(found) != len(sizes):
+    if len(lists) != len(sizes):
         raise SettingsError(
             f"modes: {path} needs {len(sizes)} feature modes, got {len(modes or given or ())}"
         )
-    for place, size, vocabulary in zip(places, sizes, found, strict=True):
+    for place, size, vocabulary in zip(places, sizes, lists, strict=True):
         if len(vocabulary) != size:
             raise DataError(
                 f"{path}: mode {place} has {size} codes, but the list of {vocabulary.name} has "
                 f"{len(vocabulary)}"
             )
-    return tuple(found)
+    return tuple(lists)
