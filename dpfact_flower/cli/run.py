@@ -17,7 +17,7 @@ from typer import Option
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-from dpfact_flower.machine.logs import flower_quiet
+from dpfact_flower.machine.logs import ProgressCallback, flower_quiet
 from dpfact_flower.runtime.superlink import LogFollower, local_superlink
 from dpfact_flower.server.history import CHECKPOINT
 
@@ -26,7 +26,7 @@ NOTHING_LEARNED = 3
 
 Data = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Folder that dpfact data wrote, or synthetic:PRESET.",
         show_default="the Flower App's: synthetic:demo",
     ),
@@ -49,8 +49,7 @@ def run(
     example: dpfact run --data data/eicu --out runs/eicu -s rank=20 -s epsilon=4
     """
     opt.refuse_finished(out, settings, force=force)
-    with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
-        watch("starting", 0.0)
+    with _running(out, hidden=verbose or quiet) as watch:
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
         from dpfact_flower.runtime.serve import federate_config
 
@@ -65,7 +64,7 @@ def simulate(
     data: Data = None,
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
-    cpus: Annotated[int, typer.Option(help="Processors per virtual client.", min=1)] = 1,
+    cpus: Annotated[int, Option(help="Processors per virtual client.", min=1)] = 1,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
     verbose: opt.Verbose = False,
@@ -81,8 +80,7 @@ def simulate(
             'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
             "gives the same result in one process"
         )
-    with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
-        watch("starting", 0.0)
+    with _running(out, hidden=verbose or quiet) as watch:
         from dpfact_flower.runtime.config import RunConfig, prepare_data
 
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
@@ -123,10 +121,12 @@ def demo(
 
 
 @contextmanager
-def _stopped_in_words(out: Path) -> Iterator[None]:
-    """On Ctrl-C, tell the user whether the run can be resumed, and exit with code 130."""
+def _running(out: Path, *, hidden: bool) -> Iterator[ProgressCallback]:
+    """Show progress. On Ctrl-C, say whether the run can be resumed, and exit with code 130."""
     try:
-        yield
+        with progress(hidden=hidden) as watch:
+            watch("starting", 0.0)
+            yield watch
     except KeyboardInterrupt:
         kept = "the same command with -s resume=true continues the run"
         kept = kept if (out / CHECKPOINT).exists() else "no round had ended, so nothing was kept"

@@ -103,6 +103,10 @@ class SyntheticSettings:
         return sizes
 
 
+_PAPER_MIMIC = SyntheticSettings(
+    name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
+    phenotypes=50,
+)  # fmt: skip
 PRESETS: Mapping[str, SyntheticSettings] = {
     "demo": SyntheticSettings(),
     # Like the paper's synthetic tensor: same size and sparsity, five equal sites, 12,000 non-zeros.
@@ -111,17 +115,11 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=20, active=1.1, windows=1.1,
     ),
     # Like the paper's MIMIC-III tensor: the same sizes, and six intensive care units as sites.
-    "paper-mimic": SyntheticSettings(
-        name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
-        phenotypes=50,
-    ),
+    "paper-mimic": _PAPER_MIMIC,
     # In these variants of demo and paper-mimic, the last site's patients differ greatly from all
     # others, like the patients of the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
-    "paper-icu": SyntheticSettings(
-        name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
-        phenotypes=50, distinct=6,
-    ),
+    "paper-icu": replace(_PAPER_MIMIC, name="paper-icu", distinct=6),
     # Like the paper's CMS tensor: same sizes and sparsity, five equal samples, 725,000 non-zeros.
     "paper-cms": SyntheticSettings(
         name="paper-cms", patients=82_307, modes="procedures:2532:1.35,diagnoses:10983:2.3",

@@ -43,7 +43,7 @@ NO_VALUE = r"""lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', 'n/a', '(nul
 _DAY, _CLOCK = r"\d\d\d\d(-\d\d-|/\d\d/)\d\d", r"[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?"
 LOCAL_TIME = f"regexp_full_match({{0}}, '{_DAY}({_CLOCK})?')"
 ZONED_TIME = f"regexp_full_match({{0}}, '{_DAY}{_CLOCK}(Z| UTC|[+-]\\d\\d(:?\\d\\d)?)')"
-"""SQL conditions for times without and with an offset from UTC: ISO 8601, 2024/05/31, 14:05 UTC."""
+"""SQL conditions for times without and with an offset from UTC, in ISO 8601 or with slashes."""
 _CAST = "make_timestamp(epoch_us(try_cast(replace({0}, ',', '.') AS"
 TIME = (
     f"CASE WHEN {LOCAL_TIME} THEN {_CAST} TIMESTAMP))) "
@@ -56,7 +56,7 @@ TIME = (
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    If `delimiter` is empty, the reader takes the most frequent of , ; | and tab in line 1.
+    An empty `delimiter` means the most frequent of the characters , ; | and tab in line 1.
     """
 
     delimiter: str = ""

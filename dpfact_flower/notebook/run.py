@@ -31,8 +31,6 @@ class Run(FinishedRun):
     computed from all patients' data without noise, so protect such measures like patient data.
     """
 
-    # --- Results -------------------------------------------------------------------------------
-
     @property
     def guarantee(self) -> str:
         """A statement of how patients are protected, and of whether this protection is proven."""
@@ -56,9 +54,9 @@ class Run(FinishedRun):
     def clinical(self) -> DataFrame:
         """Return clinical measures of the phenotypes, computed from the model alone."""
         rows = [
-            {"classification": each.classification, **asdict(own), "is_about": own.is_about}
-            for each in clinical_measures(self.model)
-            for own in each.enrichments
+            {"classification": measures.classification, **asdict(group), "is_about": group.is_about}
+            for measures in clinical_measures(self.model)
+            for group in measures.enrichments
         ]
         return library("pandas").DataFrame(rows)
 
@@ -81,8 +79,8 @@ class Run(FinishedRun):
         spent = self.summary.spent.per_site if self.summary.spent else {}
         rows = [
             {"site": site, **asdict(event), "rho": event.rho}
-            for site, own in spent.items()
-            for event in own.ledger
+            for site, spending in spent.items()
+            for event in spending.ledger
         ]
         columns = ["site", "name", "count", "sensitivity", "sigma", "rho", "claim", "seeded"]
         return library("pandas").DataFrame(rows, columns=columns)
@@ -107,8 +105,6 @@ class Run(FinishedRun):
             raise SettingsError("report: give a path; the run has no folder")
         with tempfile.TemporaryDirectory() as folder:
             return write_report(Path(self.save(folder)), out)
-
-    # --- Plots ---------------------------------------------------------------------------------
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
         """Plot the weights of each mode's `top` codes in a phenotype. `number` starts at 1."""
@@ -151,8 +147,6 @@ class Run(FinishedRun):
             _, ax = library("matplotlib.pyplot").subplots(figsize=(7.0, 3.6), layout="constrained")
         getattr(plots, what)(ax, *values)
         return ax
-
-    # --- In a notebook -------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         spent = self.summary.spent

@@ -73,10 +73,6 @@ class CPModel:
         """Weight lambda_r of each component, the product of its column norms."""
         return column_weights(self.factors)
 
-    def normalized(self) -> tuple[NDArray[np.float64], CPModel]:
-        """Return the weights and a model with columns of norm 1. A column of zeros stays zero."""
-        return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
-
     def with_unit_features(self) -> CPModel:
         """Return the same model with feature columns of norm 1 and a rescaled patients' factor."""
         patients, *features = self.factors
@@ -101,18 +97,16 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """Return the result of `normalized` as a TensorLy `CPTensor` of NumPy arrays."""
+        """Return a TensorLy `CPTensor` with weights, and with factors whose columns have norm 1."""
         from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
 
-        weights, unit = self.normalized()
-        return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
+        return CPTensor((self.weights, [*map(unit_columns, self.factors)]))
 
     def to_pyttb(self) -> Any:
-        """Return the result of `normalized` as a pyttb `ktensor`."""
+        """Return a pyttb `ktensor` with weights, and with factors whose columns have norm 1."""
         from pyttb.ktensor import ktensor  # noqa: PLC0415 - optional
 
-        weights, unit = self.normalized()
-        return ktensor([np.array(factor) for factor in unit.factors], weights)
+        return ktensor([*map(unit_columns, self.factors)], self.weights)
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
         """Return sums of squared errors in float64. This is the slow reference for `solver.mttkrp`.

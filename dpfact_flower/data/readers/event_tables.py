@@ -268,7 +268,7 @@ def _text(place: TableSource, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: TableSource, source: EventTable, window: Window
 ) -> None:
-    """Create the table ``loaded`` from one of a mode's files, with a text column per field."""
+    """Read a file into the table ``loaded``, with a text column for each field of `Columns`."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")

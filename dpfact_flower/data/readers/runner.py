@@ -6,15 +6,16 @@ directive (a comment above a statement) determines how the statement is used:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
   ``FILE``. Values that do not have the column's type are rejected. If a ``VARCHAR`` column's name
-  ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers like
-  this beside missing ones. Words such as ``NULL`` mean missing values. A ``NOT NULL`` column
-  rejects missing values. ``UNIQUE`` rejects duplicates. The source may omit a column with ``DEFAULT
-  NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet a condition, in which
-  all columns are text. In a database, ``-- @there SQL`` selects rows before they are transferred.
-  With ``-- @optional CONSEQUENCE``, the table stays empty if the source lacks ``FILE``. A column
-  ``code`` of type ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``,
-  ``code_2``, ... A star in ``FILE`` matches any text. All matching tables are then combined, and
-  the column ``part`` contains the matched text.
+  ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers in this
+  form if some of them are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
+  column rejects missing values. ``UNIQUE`` rejects duplicates. The source may omit a column with
+  ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet a condition,
+  in which all columns are text. In a database, ``-- @there SQL`` selects rows before they are
+  transferred. With ``-- @optional CONSEQUENCE``, the table stays empty if the source lacks
+  ``FILE``, and the read report states the consequence. A column ``code`` of type ``VARCHAR[]``
+  lists the distinct values of the source's columns ``code_1``, ``code_2``, ... A star in ``FILE``
+  matches any text. All matching tables are then combined, and the column ``part`` contains the
+  matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
   of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
 - ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.

@@ -50,11 +50,11 @@ def read(
         raise DataError(f"{path}: holds no cell")
     sites = []
     for part in range(parts):
-        own = people[people % parts == part]
-        if len(own):
+        rows = people[people % parts == part]
+        if len(rows):
             site = f"part-{part + 1}" if parts > 1 else name
-            ids = tuple(str(patient + 1) for patient in own.tolist())
-            sites.append(SiteData(site, turned.select_patients(own), codes, patients=ids))
+            ids = tuple(str(row + 1) for row in rows.tolist())
+            sites.append(SiteData(site, turned.select_patients(rows), codes, patients=ids))
     read_report = (
         (Path(path).name, "cells", turned.nnz),
         ("patients", "in the table", shape[0]),
@@ -113,14 +113,13 @@ def _vocabularies(
     modes: Sequence[str] | None,
     given: Sequence[Vocabulary] | None,
 ) -> tuple[Vocabulary, ...]:
+    names = [v.name for v in given] if given else modes or [f"mode-{place}" for place in places]
+    if len(names) != len(sizes):
+        raise SettingsError(f"modes: {path} needs {len(sizes)} feature modes, got {len(names)}")
     lists = given or [
         Vocabulary(name, tuple(map(str, range(1, size + 1))))
-        for name, size in zip(modes or [f"mode-{place}" for place in places], sizes, strict=False)
+        for name, size in zip(names, sizes, strict=True)
     ]
-    if len(lists) != len(sizes):
-        raise SettingsError(
-            f"modes: {path} needs {len(sizes)} feature modes, got {len(modes or given or ())}"
-        )
     for place, size, vocabulary in zip(places, sizes, lists, strict=True):
         if len(vocabulary) != size:
             raise DataError(

@@ -35,6 +35,7 @@ def test_names_lists_and_parts(write):
     [
         ({"patients": 4}, SettingsError, "patients: need a mode from 1 to 3, got 4"),
         ({"modes": ("dx",)}, SettingsError, "needs 2 feature modes, got 1"),
+        ({"modes": ("id", "dx", "rx")}, SettingsError, "needs 2 feature modes, got 3"),
         ({"vocabularies": (Vocabulary("dx", ("a",)), Vocabulary("rx", ("x", "y")))},
          DataError, "mode 1 has 2 codes, but the list of dx has 1"),
     ],
