@@ -152,12 +152,12 @@ def _duckdb_file(connection: Connection, path: Path, schema: str) -> Source:
             f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has another "
             f"program opened it, or was it made by a DuckDB newer than {duckdb.__version__}?"
         ) from None
-    found = connection.execute(
+    tables = connection.execute(
         """SELECT lower(table_name), table_name FROM duckdb_columns()
            WHERE database_name = 'source' AND lower(schema_name) = lower($schema)""",
         {"schema": schema},
-    )
-    names = dict(found.fetchall())
+    ).fetchall()
+    names = dict(tables)
 
     def fetch(into: str, table: Table) -> str:
         place, name = _known(table, str(path), schema, names)
@@ -175,22 +175,22 @@ def _tables_of(
 
     inspector = sql.inspect(database)
     schema = schema or inspector.default_schema_name or ""
-    listed = (inspector.get_table_names, inspector.get_view_names)
-    known = {name.lower(): name for names in listed for name in names(schema)}
+    names = [*inspector.get_table_names(schema), *inspector.get_view_names(schema)]
+    known = {name.lower(): name for name in names}
 
     def fetch(into: str, table: Table) -> str:
         place, name = _known(table, database_name, schema, known)
-        found = {c["name"].lower(): c["name"] for c in inspector.get_columns(name, schema)}
-        check_columns(Rows(place), table.columns, found)
+        columns = {c["name"].lower(): c["name"] for c in inspector.get_columns(name, schema)}
+        check_columns(Rows(place), table.columns, columns)
         wanted = {*table.columns, *table.optional}
-        names = [column for column in found if not wanted.isdisjoint((column, list_of(column)))]
+        chosen = [column for column in columns if not wanted.isdisjoint((column, list_of(column)))]
         query: Any = (
-            sql.select(*(sql.column(found[column]) for column in names))
+            sql.select(*(sql.column(columns[column]) for column in chosen))
             .select_from(sql.table(name, schema=schema))
             .where(sql.text(table.there.replace("$schema", schema)))
         )
         streamed = database.execution_options(stream_results=True, yield_per=_CHUNK)
-        with _spilled(connection, into, table, names) as writer:
+        with _spilled(connection, into, table, chosen) as writer:
             writer.writerows(streamed.execute(query))
         return place
 

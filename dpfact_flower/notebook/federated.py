@@ -114,21 +114,21 @@ def federate(
                 "state-dir": str(state_dir or Path(folder, "sites")),
             }
             checked = RunConfig.read(given)
-            own = _own_settings(checked, max_epsilon) if state_dir else None
-            if max_epsilon and own is None:
+            site_settings = _own_settings(checked, max_epsilon) if state_dir else None
+            if max_epsilon and site_settings is None:
                 raise SettingsError(
                     "max_epsilon: needs state_dir, the folder in which spending is recorded"
                 )
             try:
                 place = runtime.federate_cohort(
-                    cohort, checked, own=own, measured=measure, report=bool(out)
+                    cohort, checked, own=site_settings, measured=measure, report=bool(out)
                 )
             except QuorumError as error:
                 _, refused, reason = str(error).partition(f"{PrivacyRefusedError.code}: ")
-                if own is None or not refused:
+                if site_settings is None or not refused:
                     raise
                 raise PrivacyRefusedError(
-                    f"{reason}; see dpfact ledger show {own.state_dir} --site NAME"
+                    f"{reason}; see dpfact ledger show {site_settings.state_dir} --site NAME"
                 ) from None
             run = Run.read(place)
     return run if out else replace(run, folder=None)
@@ -248,9 +248,9 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             "each site, all with the same vocabularies"
         )
     if codes := columns_of(given):  # a frame with a row per patient
-        rows, own = rows_of(given), Vocabulary(ONE_MODE, tuple(codes))
-        lists = vocabularies or (own,)
-        if lists[0].codes != own.codes:
+        rows, columns = rows_of(given), Vocabulary(ONE_MODE, tuple(codes))
+        lists = vocabularies or (columns,)
+        if lists[0].codes != columns.codes:
             raise DataError(f"site {name}: columns must be the vocabulary's codes, in its order")
         table = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given  # DuckDB masks NULL
         # The columns of pandas and DuckDB may differ in type.
@@ -306,10 +306,6 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         The phenotypes, with their codes.
     vocabularies_ : tuple of Vocabulary
         The code lists that `fit` used. In patient mode the model may have only some of these codes.
-    components_ : ndarray of float32, shape (rank, codes)
-        The phenotypes as rows, with all feature modes side by side; see `codes_`.
-    codes_ : ndarray of str, shape (codes,)
-        Names of the columns of `components_`: ``mode=code``, or only the code if there is one mode.
     run_ : Run
         The run, with its `guarantee`, ledger and history.
     n_features_in_, feature_names_in_
@@ -361,7 +357,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
-        own: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
             "delta": self.delta, "rounds": self.rounds, "seed": seed,
         }  # fmt: skip
@@ -371,7 +367,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             measure=False,
             state_dir=self.state_dir,
             max_epsilon=self.max_epsilon,
-            **{**own, **(self.settings or {})},
+            **{**fields, **(self.settings or {})},
         )
         self.model_: GlobalModel = self.run_.model
         return self
@@ -389,9 +385,9 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
         If there are several sites, the index also has a level ``site``.
         """
-        found = {name: site.to_frame() for name, site in self._memberships(X).items()}
-        table = library("pandas").concat(found, names=[SITE])
-        return table if len(found) > 1 else table.droplevel(SITE)
+        by_site = {name: site.to_frame() for name, site in self._memberships(X).items()}
+        table = library("pandas").concat(by_site, names=[SITE])
+        return table if len(by_site) > 1 else table.droplevel(SITE)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the column names of the result of `transform`, such as ``phenotype_3``."""
@@ -400,13 +396,13 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def components_(self) -> NDArray[np.float32]:
-        """The phenotypes as rows, with the codes of all modes as columns."""
+        """The phenotypes as rows, shape (rank, codes), with the codes of all modes as columns."""
         check_is_fitted(self)
         return np.concatenate(self.model_.factors).T
 
     @property
     def codes_(self) -> NDArray[Any]:
-        """Names of the codes in the columns of `components_`."""
+        """Names of the columns of `components_`: ``mode=code``, or ``code`` for a single mode."""
         check_is_fitted(self)
         lists = self.model_.vocabularies
         named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]

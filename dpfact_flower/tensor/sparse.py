@@ -257,12 +257,12 @@ def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     try:
         if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
             rows = rows[0]
-        found: NDArray[np.int64] = np.asarray(np.arange(patients)[rows])
+        selected: NDArray[np.int64] = np.asarray(np.arange(patients)[rows])
     except (IndexError, TypeError, ValueError):
         raise DataError(f"patients: need an index that fits {patients} patients") from None
-    if found.ndim != 1 or not len(found):
+    if selected.ndim != 1 or not len(selected):
         raise DataError("patients: need a slice, list or mask that selects at least one patient")
-    return found
+    return selected
 
 
 def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:

@@ -40,12 +40,12 @@ def read_events(
     other labels, map each label's name to a frame with the columns ``patient`` and that name.
     `event_tables` explains the other arguments.
     """
-    own = dict(columns or {})
-    given = {column: own.pop(column).strip() for column in (MODE, SITE) if column in own}
-    mode_column, site_column = given.get(MODE, MODE), given.get(SITE, SITE)
+    roles = dict(columns or {})
+    renamed = {role: roles.pop(role).strip() for role in (MODE, SITE) if role in roles}
+    mode_column, site_column = renamed.get(MODE, MODE), renamed.get(SITE, SITE)
     parts = list(events.values()) if isinstance(events, Mapping) else [events]
     for frame in parts:
-        check_columns(Rows("events"), [*given.values()], columns_of(frame))
+        check_columns(Rows("events"), [*renamed.values()], columns_of(frame))
     if isinstance(events, Mapping):
         tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
     elif mode_column.lower() in _columns(events):
@@ -60,12 +60,10 @@ def read_events(
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in all modes' frames, or in none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
-    roles = event_tables.Columns().names
-    if unknown := own.keys() - roles.keys():
-        raise SettingsError(
-            f"columns: must be some of {', '.join((*roles, MODE, SITE))}; got {min(unknown)}"
-        )
-    names = event_tables.Columns(**own)
+    known = (*event_tables.Columns().names, MODE, SITE)
+    if unknown := roles.keys() - set(known):
+        raise SettingsError(f"columns: must be some of {', '.join(known)}; got {min(unknown)}")
+    names = event_tables.Columns(**roles)
     return event_tables.read(
         {mode: event_tables.EventTable([rows], names, time_format=time_format)
          for mode, rows in tables.items()},
@@ -110,17 +108,17 @@ def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str,
     check_columns(events, [column], names.values())
     text = f"{quoted(names[column.lower()])}::VARCHAR"
     with connect() as connection:
-        found = connection.execute(
+        counts = connection.execute(
             f"""SELECT mode, count(*) FROM
                     (SELECT {text} AS mode, row_number() OVER () AS place
                      FROM {events.sql(connection)})
                 GROUP BY mode ORDER BY min(place)"""
         ).fetchall()
-    for mode, rows in found:
-        if mode is None:
-            raise DataError(f"events: column {column} must not be blank; {rows} row(s) are")
+    modes = dict(counts)
+    if None in modes:
+        raise DataError(f"events: column {column} must not be blank; {modes[None]} row(s) are")
+    for mode in modes:
         check_name("mode", mode)
-    modes = [mode for mode, _ in found]
     return {
         mode: events._replace(name=mode, where=f"{text} = {literal(mode)}")
         for mode in sorted(modes, key=[*listed, *modes].index)
