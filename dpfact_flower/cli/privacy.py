@@ -124,7 +124,6 @@ def _releases(made: PatientPlan, modes: list[str]) -> Table:
 
 def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, rank: int) -> Table:
     from dpfact_flower.estimation.outlook import outlook_of
-    from dpfact_flower.privacy import rounded_up
 
     table = Table(
         title="Chance in 100 to beat every fit to shuffled patients, and signal against noise;\n"
@@ -134,9 +133,8 @@ def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, ra
     choices = [replace(privacy, epsilon=epsilon) for epsilon in epsilons]
     table.add_column("phenotypes", justify="right")
     for chosen in choices:
-        figure = planned(chosen, rank=rank).guarantee().headline
-        replacing = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
-        table.add_column(f"epsilon {chosen.epsilon:g}{replacing}", justify="right", no_wrap=True)
+        price = _replacing(planned(chosen, rank=rank).guarantee())
+        table.add_column(f"epsilon {chosen.epsilon:g}{price}", justify="right", no_wrap=True)
     for number in sorted({*_RANKS, rank}):
         outlooks = [outlook_of(planned(chosen, rank=number)) for chosen in choices]
         cells = [
@@ -329,6 +327,8 @@ def _accounted(
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
     """Return a table with a line per event. A release's last line shows the running total."""
+    from dpfact_flower.privacy import rounded_up
+
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"
@@ -343,7 +343,9 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
         for event in row.events:
             mark = " [red](seeded: not private)[/red]" if event.seeded else ""
             figures = (f"{value:.4g}" for value in (event.sensitivity, event.sigma, event.rho))
-            cost = _epsilon(total) if total and event is row.events[-1] else ""
+            cost = ""
+            if total and event is row.events[-1]:
+                cost = rounded_up(total.headline.epsilon) + _replacing(total)
             table.add_row(*place, escape(event.name) + mark, *figures, cost)
         if not row.events:
             what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
@@ -352,12 +354,12 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
     return table
 
 
-def _epsilon(total: Guarantee) -> str:
+def _replacing(guarantee: Guarantee) -> str:
+    """Return a line with the epsilon for replacing a record in brackets, or an empty string."""
     from dpfact_flower.privacy import rounded_up
 
-    figure = total.headline
-    price = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
-    return rounded_up(figure.epsilon) + price
+    epsilon = guarantee.headline.replacing
+    return "" if epsilon is None else f"\n({rounded_up(epsilon)})"
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:

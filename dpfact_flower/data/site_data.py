@@ -104,7 +104,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file atomically, without pickled objects. Only its owner can read it."""
+        """Write an .npz file atomically, without pickled objects. Only the owner can read the file."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),

@@ -213,7 +213,7 @@ def holds_sites(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return a DataFrame's index, or None for other objects. Refuse a column that is no code."""
+    """Return a DataFrame's index, or None for other objects. Refuse columns of events."""
     if odd := {name.lower() for name in columns_of(given)} & {"patient", "site", "time"}:
         raise DataError(
             f"sites: all columns are codes, not {min(odd)}; in pandas, use set_index, or delete it"

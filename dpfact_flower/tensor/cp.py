@@ -136,7 +136,7 @@ def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Return factors as read-only float64 arrays. Refuse values that are not factors of a model."""
+    """Return factors as read-only float64 arrays. Refuse matrices that form no model."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -272,7 +272,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of component pairs that are dissimilar in at most one mode."""
+    """Return an (R, R) mask of pairs of components that are similar in all modes but at most one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

@@ -160,7 +160,7 @@ class SparseTensor:
 class RMSE(NamedTuple):
     """Root mean square errors over all cells, including zeros, and over only the non-zeros.
 
-    `nonzeros` is None if it was not measured.
+    `nonzeros` is None if not measured.
     """
 
     all_cells: float
@@ -172,7 +172,7 @@ class SquaredError:
     """Sums of squares that determine the error measures. Use ``+`` to add several sites' sums.
 
     `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the contribution of the non-zero
-    cells to `all_cells`, or None if it was not measured.
+    cells to `all_cells`, or None if not measured.
     """
 
     all_cells: float

@@ -334,7 +334,7 @@ def _check_rows(
 
 
 def _guessed(mode: str, known: Mapping[str, str], columns: Collection[str]) -> dict[str, str]:
-    """Map each kind of column to the likely one of `columns`. Known kinds keep their column."""
+    """Return the likely name of each kind of column. `known` contains the names that are certain."""
     guessed = dict(known)
     similar_first = sorted(columns, key=lambda name: mode[:3].lower() not in name)
     for kind, patterns in _LIKELY.items():
