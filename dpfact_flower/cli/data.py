@@ -22,7 +22,8 @@ from dpfact_flower.data.tables import ENCODINGS, MEMORY, Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
 
-Top = Annotated[str, Option(help="Keep the N most frequent codes per mode, e.g. 202x316; 0: all.")]
+_TOP = "Keep the N most frequent codes per mode, e.g. 202x316; 0: all."
+Top = Annotated[str, Option(help=_TOP)]
 Days = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
 CodeLists = Annotated[
     list[str] | None,
@@ -71,8 +72,6 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
         shared = {name: given.pop(name) for name in names}
-        if shared["codes"] and shared["top"] == "x".join(map(str, reader.modes.values())):
-            shared["top"] = ""
         if "window" in given:
             given["window_days"] = given.pop("window") or None
         given |= {name: _option_value(name, option, given[name])
@@ -116,9 +115,10 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
         yield name, Annotated[asked | None, shown], usual
     if reader.window != "encounter":
         yield "window", Days, 30
-    sizes = "x".join(map(str, reader.modes.values()))
+    has_optional_modes = reader.options.keys() & reader.modes
+    sizes = "" if has_optional_modes else "x".join(map(str, reader.modes.values()))
     yield "out", opt.Out, Parameter.empty
-    yield "top", Top, "" if reader.options.keys() & reader.modes else sizes
+    yield "top", Annotated[str, Option(help=_TOP, show_default=sizes or False)], ""
     yield "codes", CodeLists, None
     yield "rolled_up", Rolled, None
     yield "min_patients", Least, reader.min_patients

@@ -104,7 +104,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file atomically, without pickled objects. Only the owner can read the file."""
+        """Write an .npz file atomically. Only the file's owner can read it."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),

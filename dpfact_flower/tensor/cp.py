@@ -272,7 +272,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of pairs of components that are similar in all modes but at most one."""
+    """Return an (R, R) mask of pairs of components that are similar in all modes except one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

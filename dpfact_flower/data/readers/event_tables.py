@@ -128,9 +128,8 @@ class EventTable:
     time_format: str = ""
 
     def __post_init__(self) -> None:
-        dates = ({"Y", "y"}, {"m", "b", "B"}, {"d", "-d"})
-        letters = {part[:1] for part in self.time_format.replace("%-", "%").split("%")}
-        if self.time_format and not all(date & letters for date in dates):
+        letters = set(re.findall("%-?(.)", self.time_format))
+        if self.time_format and not all(letters & set(part) for part in ("Yy", "mbB", "d")):
             raise SettingsError(
                 "time format: need a year, a month and a day, as in %d.%m.%Y %H:%M; "
                 f"got {self.time_format!r}"
@@ -334,7 +333,7 @@ def _check_rows(
 
 
 def _guessed(mode: str, known: Mapping[str, str], columns: Collection[str]) -> dict[str, str]:
-    """Return the likely name of each kind of column. `known` contains the names that are certain."""
+    """Return the likely name of each kind of column. `known` contains the certain names."""
     guessed = dict(known)
     similar_first = sorted(columns, key=lambda name: mode[:3].lower() not in name)
     for kind, patterns in _LIKELY.items():

@@ -269,6 +269,8 @@ def test_times_as_a_format_says(form, time, tables, write):
         cells_with(tables, table)
     with pytest.raises(SettingsError, match="time format: %I needs %p"):
         events.EventTable([file], time_format="%Y-%m-%d %I:%M")
+    with pytest.raises(SettingsError, match="time format: need a year, a month and a day"):
+        events.EventTable([file], time_format="Y-%m-%d")
     with pytest.raises(SettingsError, match="time format: '%Y-%m-%d %q' has an unknown % code"):
         cells_with(tables, events.EventTable([file], time_format="%Y-%m-%d %q"))
 
