@@ -72,8 +72,8 @@ def split_code(code: str) -> tuple[str, str]:
 def version_of(codes: Iterable[str]) -> str:
     """Return the ICD version ("9" or "10") whose format fits more of the codes without a prefix."""
     bare = {code for prefix, code in map(split_code, codes) if not prefix}
-    nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
-    return "10" if len(ten - nine) > len(nine - ten) else "9"
+    nine, ten = (sum(category(version, code) != "" for code in bare) for version in ("9", "10"))
+    return "10" if ten > nine else "9"
 
 
 def category(version: str, code: str) -> str:

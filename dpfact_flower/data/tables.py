@@ -398,13 +398,6 @@ def count_rows(connection: Connection, table: str, where: str = "true") -> int:
     return int(row[0])
 
 
-def count_each(connection: Connection, table: str, conditions: Sequence[str]) -> tuple[int, ...]:
-    """Count the rows in a table that meet each condition, in one pass."""
-    filters = ", ".join(f"count(*) FILTER ({where})" for where in conditions)
-    (counts,) = connection.execute(f"SELECT {filters} FROM {table}").fetchall()
-    return counts
-
-
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:

@@ -29,7 +29,6 @@ from dpfact_flower.data.tables import (
     Dialect,
     Rows,
     Table,
-    count_each,
     count_rows,
     literal,
     load_table,
@@ -307,10 +306,10 @@ def _check_rows(
          "be text other than NaN or NULL, or blank"),
         ("time", f"time IS NOT NULL AND {parsed} IS NULL", f"be {form}, or blank"),
     ]  # fmt: skip
-    rows, unplaced, timed, with_offset, *wrong = count_each(
-        connection, "loaded",
-        ["true", window.unplaced, "time IS NOT NULL", zoned, *(bad for _, bad, _ in rules)],
-    )  # fmt: skip
+    conditions = ["true", window.unplaced, "time IS NOT NULL", zoned, *(bad for _, bad, _ in rules)]
+    counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions)
+    (row,) = connection.execute(f"SELECT {counts} FROM loaded").fetchall()
+    rows, unplaced, timed, with_offset, *wrong = row
     if not rows:
         raise DataError(f"{place}: has no row below its first line")
     for number, (what, _, right) in zip(wrong, rules, strict=True):
@@ -362,14 +361,14 @@ def _hint(
         kind: name for kind, name in own.items()
         if {name.lower(), names[kind].lower()} != {kind}
     }  # fmt: skip
-    if isinstance(place, Rows):
-        options, unbounded = [f"columns={other}"], "window_days=None"
-    else:
+    unbounded, naming = "window_days=None", f"columns={other}"
+    if not isinstance(place, Rows):
         pairs = ",".join(f"{kind}={name}" for kind, name in other.items())
-        options, unbounded = [f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"], "--window 0"
+        unbounded, naming = "--window 0", f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"
+    options = [naming] if other else []
     if window.column not in own:
         options.append(unbounded if window.column == "time" else "a window in days")
-    text = " and ".join(options[not other :])
+    text = " and ".join(options)
     no_dates = f" (no dates? let encounter be the patient column, with {unbounded})"
     return text + no_dates if guessed and not placed else text
 
