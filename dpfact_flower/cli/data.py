@@ -29,7 +29,7 @@ CodeLists = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FILE",
-        help="Public code list of a mode (.json, .csv, or a code per line), for all modes or none.",
+        help="Public code list of a mode (.json, .csv or a code per line). Give all lists or none.",
     ),
 ]
 Rolled = Annotated[
@@ -44,7 +44,7 @@ Rolled = Annotated[
 Name = Annotated[str, Option(help="Public name of the site, or of a cohort of several sites.")]
 Memory = Annotated[str, Option(help="Memory that DuckDB may use before it spills to disk.")]
 Least = Annotated[
-    int, Option(help="Merge sites with fewer patients, which reveals their size, into one.", min=1)
+    int, Option(help="Merge sites with fewer patients, which reveals that they are small.", min=1)
 ]
 
 

@@ -85,9 +85,9 @@ def category(version: str, code: str) -> str:
 def chapter(version: str, code: str) -> Chapter | None:
     """Return the chapter of a diagnosis code without dots, or None if there is none."""
     group = category(version, code)
-    for own in CHAPTERS[version]:
-        if len(own.first) == len(group) and own.first <= group <= own.last:
-            return own
+    for candidate in CHAPTERS[version]:
+        if len(candidate.first) == len(group) and candidate.first <= group <= candidate.last:
+            return candidate
     return None
 
 

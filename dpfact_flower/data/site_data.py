@@ -56,9 +56,9 @@ class SiteData:
         object.__setattr__(self, "vocabularies", tuple(self.vocabularies))
         if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
             raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
-        found, sizes = tuple(map(len, self.vocabularies)), self.tensor.feature_shape
-        if found != sizes:
-            raise DataError(f"site {self.name}: need vocabularies of {sizes} codes, got {found}")
+        codes, sizes = tuple(map(len, self.vocabularies)), self.tensor.feature_shape
+        if codes != sizes:
+            raise DataError(f"site {self.name}: need vocabularies of {sizes} codes, got {codes}")
         if len({v.name for v in self.vocabularies}) != len(sizes):
             raise DataError(f"site {self.name}: vocabularies must have distinct names")
         object.__setattr__(self, "labels", self._checked_labels(self.labels))

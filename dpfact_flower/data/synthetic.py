@@ -204,16 +204,16 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
     common = (np.arange(rank) + 4.0) ** -0.7
     prevalence = common * rng.gamma(2.0, 0.5, (sites, rank))
     shared = rank - round(settings.local * rank) if sites > 1 else rank
-    own = settings.distinct - 1  # -1: no site is distinct
+    apart = settings.distinct - 1  # -1: no site is distinct
     homes = rng.permutation(sites)
     for position, r in enumerate(range(shared, rank)):
         # A distinct site gets every second local phenotype. The others go to sites in turn.
-        home = own if own >= 0 and position % 2 == 0 else int(homes[position % sites])
+        home = apart if apart >= 0 and position % 2 == 0 else int(homes[position % sites])
         prevalence[:, r] = 0
         prevalence[home, r] = common.mean() * 0.5 / shares[home]  # higher at small sites
-    if own >= 0:
+    if apart >= 0:
         kept_shared = max(1, round(0.2 * shared))
-        prevalence[own, rng.permutation(shared)[kept_shared:]] = 0
+        prevalence[apart, rng.permutation(shared)[kept_shared:]] = 0
     return np.asarray(prevalence / prevalence.sum(axis=1, keepdims=True))
 
 

@@ -101,9 +101,9 @@ class Rows(NamedTuple):
                     frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
-        own = [f"*, {literal(site)} AS site" for site in self.sites] or ["*"] * len(self.frames)
+        lists = [f"*, {literal(site)} AS site" for site in self.sites] or ["*"] * len(self.frames)
         below = " UNION ALL BY NAME ".join(
-            f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
+            f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(lists)
         )
         return f"(FROM {self.table or f'({below})'} WHERE {self.where})"
 

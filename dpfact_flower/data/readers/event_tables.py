@@ -356,9 +356,9 @@ def _hint(
     if not (known or plausible or isinstance(place, Rows)):
         guessed, placed = {}, set()  # the first line may hold a patient's data
     needed = {"patient", "code", *[window.column] * (not placed), *guessed}
-    own = {kind: written.get(guessed.get(kind, ""), "COLUMN") for kind in names if kind in needed}
+    shown = {kind: written.get(guessed.get(kind, ""), "COLUMN") for kind in names if kind in needed}
     other = {  # includes columns named by an option, because the hint replaces that option
-        kind: name for kind, name in own.items()
+        kind: name for kind, name in shown.items()
         if {name.lower(), names[kind].lower()} != {kind}
     }  # fmt: skip
     unbounded, naming = "window_days=None", f"columns={other}"
@@ -366,7 +366,7 @@ def _hint(
         pairs = ",".join(f"{kind}={name}" for kind, name in other.items())
         unbounded, naming = "--window 0", f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"
     options = [naming] if other else []
-    if window.column not in own:
+    if window.column not in shown:
         options.append(unbounded if window.column == "time" else "a window in days")
     text = " and ".join(options)
     no_dates = f" (no dates? let encounter be the patient column, with {unbounded})"
@@ -435,7 +435,7 @@ def _load_patients(
 def _load_label(
     connection: Connection, name: str, table: LabelTable, patient: str, dialect: Dialect
 ) -> None:
-    own, table = quoted(name), table.complete(patient, name)
+    column, table = quoted(name), table.complete(patient, name)
     example = f"--label {name}={{}},patient=COLUMN,column=COLUMN"
     if isinstance(table.file, Rows):
         example = f"labels={{{{'LABEL': frame}}}}, for a frame with the columns {patient} and LABEL"
@@ -449,8 +449,8 @@ def _load_label(
         raise DataError(f"{place}: column {table.patient} {lacking}")
     count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(
-        f"""ALTER TABLE patients ADD COLUMN {own} BOOLEAN DEFAULT {table.missing == "1"};
-            UPDATE patients SET {own} = facts.value IN {_YES} FROM facts
+        f"""ALTER TABLE patients ADD COLUMN {column} BOOLEAN DEFAULT {table.missing == "1"};
+            UPDATE patients SET {column} = facts.value IN {_YES} FROM facts
             WHERE facts.patient = patients.patient"""
     )
 
