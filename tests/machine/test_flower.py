@@ -91,8 +91,7 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
     message = Message(RecordDict(), 2, "query")
     with pytest.raises(ValueError, match="query") as raised:
         ClientApp()(message, Context(1, 2, {}, RecordDict(), {}))
-    known = any(text in str(raised.value) for text in collect._UNKNOWN)
-    assert known, "Look at collect: _UNKNOWN"
+    assert any(text in str(raised.value) for text in collect._UNKNOWN), "Look at collect: _UNKNOWN"
 
 
 def test_the_helpers_name_is_as_linux_shows_it():

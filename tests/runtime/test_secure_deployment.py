@@ -341,8 +341,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     with settings_for(federation.hospitals, "plain", **WITHOUT_NOISE):
         run = link.submit(APP, config)  # as `dpfact submit` does it
         await_that(lambda: lines_of(out / "history.jsonl"), "a round")
-        server = descendant(superlink.process.pid, "flwr-serverapp")
-        os.kill(server, signal.SIGTERM)
+        os.kill(descendant(superlink.process.pid, "flwr-serverapp"), signal.SIGTERM)
         assert link.follow(run)["status"] != COMPLETED
         run = link.submit(APP, {**config, "resume": True})
         assert link.follow(run)["status"] == COMPLETED

@@ -106,8 +106,7 @@ def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
     """Another site kept the run going, and this site is charged only for the remaining rounds."""
     server = make_server(data)
     go_to(make_client(replace(data, name="other"), tmp_path / "other"), server, 2)
-    late = make_client(data, tmp_path)
-    answer = ask(late, server.request(3))
+    answer = ask(make_client(data, tmp_path), server.request(3))
     assert [a.shape for a in read(server, 3, answer).arrays] == server.rule.reply_shapes(3)
     assert [row.round for row in rows_of(tmp_path)] == [3]
 
@@ -143,8 +142,7 @@ def test_a_second_run_is_another_cost(data, tmp_path, caplog):
     other = make_server(data, job="other")
     assert refusal(client, other.request(1), caplog)[0] == "privacy-refused"
     assert rows_of(tmp_path) == before
-    roomy = make_client(data, tmp_path, max_epsilon=7.0)
-    go_to(roomy, other, other.rounds)
+    go_to(make_client(data, tmp_path, max_epsilon=7.0), other, other.rounds)
     with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
         assert len(ledger.events()) == 2 * len(ledger.events("job"))
         total = account(ledger.events(), 1e-5).headline.epsilon

@@ -64,8 +64,7 @@ def test_state_and_request_are_left_as_they_were(tensor):
     first = answer(tensor, asked)
     before = [factor.copy() for factor in (*first.state.factors, *asked.anchors)]
     answer(tensor, replace(asked, round=2), first.state)
-    after = [*first.state.factors, *asked.anchors]
-    assert_bits(before, after)
+    assert_bits(before, [*first.state.factors, *asked.anchors])
 
 
 def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_as_its_data(tensor):
@@ -150,8 +149,7 @@ def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
     np.testing.assert_allclose(squares, 1, rtol=1e-6)
     one = answer(tensor, make_request()).release.arrays
     louder = SparseTensor(tensor.indices, tensor.values * np.float32(4), tensor.shape)
-    two = answer(louder, make_request()).release.arrays
-    assert_bits(one, two)
+    assert_bits(one, answer(louder, make_request()).release.arrays)
 
 
 def test_off_means_the_same_at_any_size(tensor):

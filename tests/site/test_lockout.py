@@ -84,8 +84,7 @@ def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path
 
 
 def test_an_empty_folder_has_answered_no_first_round(world):
-    lost = replace(requests()[2], answered={"north": 1})
-    assert world.answer(lost).reply == "dpfact:state"
+    assert world.answer(replace(requests()[2], answered={"north": 1})).reply == "dpfact:state"
     assert (world.folder / "north" / lockout._NOTE).exists()
 
 

@@ -44,8 +44,7 @@ class Counts(RoundWork):
         self.sizes = [len(vocabulary) for vocabulary in vocabularies]
 
     def counts(self, tensor, sigma):
-        counts = code_counts(tensor, sigma=sigma)
-        return release(counts, Noise.from_os(), name="counts")
+        return release(code_counts(tensor, sigma=sigma), Noise.from_os(), name="counts")
 
     def cost(self):
         nobody = SparseTensor.from_coo(np.empty((0, 3), int), [], (1, *self.sizes))
@@ -93,8 +92,7 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
     ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost"],
 )  # fmt: skip
 def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
-    liar = type("Liar", (Counts,), {"said": said, "sent": sent})
-    site_rules.register("counts", liar)
+    site_rules.register("counts", type("Liar", (Counts,), {"said": said, "sent": sent}))
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
     says = "more than it announced" if sent else "values without noise"
