@@ -73,7 +73,7 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
         shared = {name: given.pop(name) for name in names}
         if "window" in given:
-            given["window_days"] = given.pop("window") or None
+            given["window_days"] = given.pop("window")
         given |= {name: _option_value(name, option, given[name])
                   for name, option in reader.options.items()}  # fmt: skip
         modes = reader.chosen(given)
@@ -269,7 +269,7 @@ def data_events(
     options = _options([*tables], top, codes, rolled_up, min_patients, memory)
     _save(
         lambda: event_tables.read(
-            tables, name, columns=columns, window_days=window or None,
+            tables, name, columns=columns, window_days=window,
             sites=table if sites else None, labels=_read_labels(labels, label), dialect=dialect,
             **options,
         ),

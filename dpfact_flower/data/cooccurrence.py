@@ -53,17 +53,19 @@ class Window:
     """The rule that determines which events of one patient occur together.
 
     Events occur together if no two of them are more than `days` days apart. If `same_encounter` is
-    true, the events must also belong to one encounter. If `days` is None, `same_encounter` becomes
-    true. Events without a required time or encounter are ignored.
+    true, the events must also belong to one encounter. If `days` is 0 or None, events occur
+    together if they belong to one encounter. Events without a required time or encounter are
+    ignored.
     """
 
     days: int | None = None
     same_encounter: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "same_encounter", self.same_encounter or self.days is None)
         if self.days is not None and (type(self.days) is not int or self.days < 0):
             raise SettingsError(f"window days: need an integer of at least 0, got {self.days!r}")
+        object.__setattr__(self, "days", self.days or None)
+        object.__setattr__(self, "same_encounter", self.same_encounter or self.days is None)
 
     def __str__(self) -> str:
         if self.days is None:

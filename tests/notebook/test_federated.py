@@ -115,8 +115,9 @@ def test_a_frame_for_each_mode_does_as_well():
 
 def test_an_encounter_may_be_the_window():
     frame = HERE.rename(columns={"time": "encounter"}).assign(encounter=[1, 1, 2, 3, 3])
-    assert len(cells_of(read_events(frame, window_days=None))) == 2
-    with pytest.raises(DataError, match=r"lacks the column\(s\) time; .* try window_days=None"):
+    for days in (0, None):
+        assert len(cells_of(read_events(frame, window_days=days))) == 2
+    with pytest.raises(DataError, match=r"lacks the column\(s\) time; .* try window_days=0"):
         read_events(frame)
 
 

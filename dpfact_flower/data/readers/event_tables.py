@@ -178,8 +178,8 @@ def read(
     and `dialect` apply to tables that are not an `EventTable`. `name` is the name of the single
     site, or of the cohort if there is a table of `sites`. Patients who are not in the table of
     sites are left out. Events occur together if they are at most `window_days` days apart. If
-    `window_days` is None, events occur together if they belong to one encounter. `options` are the
-    fields of `Options`.
+    `window_days` is 0 or None, events occur together if they belong to one encounter. `options` are
+    the fields of `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -361,7 +361,7 @@ def _hint(
         kind: name for kind, name in shown.items()
         if {name.lower(), names[kind].lower()} != {kind}
     }  # fmt: skip
-    unbounded, naming = "window_days=None", f"columns={other}"
+    unbounded, naming = "window_days=0", f"columns={other}"
     if not isinstance(place, Rows):
         pairs = ",".join(f"{kind}={name}" for kind, name in other.items())
         unbounded, naming = "--window 0", f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"

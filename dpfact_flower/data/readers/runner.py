@@ -226,8 +226,8 @@ def read(
     package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
     can open. `name` is the cohort's name. The default is the script's name, but some scripts
     require a name. If the script's window is in days, events occur together if they are at most
-    `window_days` days apart. If `window_days` is None, events of the same encounter occur together.
-    `given` contains the script's options and the `Options` of all readers.
+    `window_days` days apart. If `window_days` is 0 or None, events of the same encounter occur
+    together. `given` contains the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     values = script.checked({key: given.pop(key) for key in script.options if key in given})

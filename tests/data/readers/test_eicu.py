@@ -6,14 +6,14 @@ from tests.data.readers.cells import cells_of_site, described
 
 pytestmark = pytest.mark.slow
 
-# Patient A: hospital stay 1 has two unit stays, 11 (MICU, 1000 minutes after admission to the
+# Patient A: hospital stay 1 has two unit stays, 11 (MICU, 2000 minutes after admission to the
 # hospital) and 12 (Med-Surg, 100 minutes after it, hence the first); Then comes stay 2 in another
 # hospital and region, in which A dies. Patient B: a hospital without region, discharge status
 # blank. Patient C: nothing in the tensor.
 PATIENT = (
     "patientunitstayid,patienthealthsystemstayid,uniquepid,hospitalid,unittype,"
     "hospitaladmitoffset,hospitaldischargestatus,hospitaldischargeyear,age\n"
-    "11,1,A,56,MICU,-1000,Alive,2014,> 89\n"
+    "11,1,A,56,MICU,-2000,Alive,2014,> 89\n"
     "12,1,A,56,Med-Surg ICU,-100,Alive,2014,> 89\n"
     "13,2,A,57,MICU,0,Expired,2015,> 89\n"
     '14,3,B,58,MICU,50,"",2014,40\n'
@@ -33,7 +33,7 @@ DIAGNOSIS = (
     "diagnosisid,patientunitstayid,activeupondischarge,diagnosisoffset,diagnosisstring,icd9code\n"
     '1,12,False,0,cardiovascular|hypertension,"401.9, I10"\n'
     '2,12,False,0,cardiovascular|hypertension,"401.9, I10"\n'
-    "10,12,False,905,pulmonary|failure,518.81\n"
+    "10,12,False,1905,pulmonary|failure,518.81\n"
     "3,13,False,43205,renal|late,584.9\n"
     "4,13,False,43206,renal|too late,V45.11\n"
     "5,14,False,-10,renal|first,584.9\n"
@@ -62,8 +62,8 @@ def test_tensors_of_a_hand_made_folder(folder):
     cohort = read("eicu", folder, min_patients=1)
     midwest, unknown = cohort.sites
     assert (midwest.name, unknown.name) == ("Midwest", "unknown")
-    # By the hospital's clock: oxygen at minutes 100 (two leaves cut to one event) and 1005, 401.9
-    # at 100 and 518.81 at 1005. Second stay: 584.9 exactly 30 days after the treatment, V45.11 a
+    # By the hospital's clock: oxygen at minutes 100 (two leaves cut to one event) and 2005, 401.9
+    # at 100 and 518.81 at 2005. Second stay: 584.9 exactly 30 days after the treatment, V45.11 a
     # minute later still.
     assert cells_of_site(midwest) == CELLS_OF_A
     assert midwest.labels["died"].tolist() == [1]
@@ -100,8 +100,8 @@ def test_the_window_may_be_the_whole_hospital_stay_but_never_more(folder):
 
 
 def test_a_window_within_a_stay_uses_the_hospitals_clock(folder):
-    midwest = read("eicu", folder, window_days=0, min_patients=1).sites[0]
-    # 518.81 and the second oxygen are at one time in the hospital, 900 minutes apart in the units
+    midwest = read("eicu", folder, window_days=1, min_patients=1).sites[0]
+    # 518.81 and the second oxygen are at one time in the hospital, 1900 minutes apart in the units
     assert cells_of_site(midwest) == {("A", OXYGEN, "401.9"): 1, ("A", OXYGEN, "518.81"): 1}
 
 

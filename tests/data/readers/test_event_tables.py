@@ -98,16 +98,16 @@ def test_a_code_is_described_by_the_text_that_most_often_goes_with_it(tables):
 @pytest.mark.parametrize(
     ("one", "other", "together"),
     [
-        ("2024-05-05 07:00:59.9", "2024-05-05 07:00", True),
-        ("2024-05-05 07:00:59", "2024-05-05 07:01", False),
-        ("1969-12-31 23:59:30", "1970-01-01", False),
+        ("2024-05-06 07:00:59.9", "2024-05-05 07:00", True),
+        ("2024-05-05 07:00:59", "2024-05-06 07:01", False),
+        ("1969-12-30 23:59:30", "1970-01-01", False),
     ],
 )
 def test_times_are_cut_to_the_minute(one, other, together, tables):
     header, always = "patient,time,code\n", "2,2024-01-01,x\n"
     tables["procedures"].write_text(f"{header}1,{one},x\n{always}")
     tables["diagnoses"].write_text(f"{header}1,{other},x\n{always}")
-    (site,) = events.read(tables, "north", window_days=0).sites
+    (site,) = events.read(tables, "north", window_days=1).sites
     assert ("1" in site.patients) is together
 
 
