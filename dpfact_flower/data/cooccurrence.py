@@ -231,7 +231,8 @@ def _name_sites(connection: Connection, cohort: str) -> None:
             "make them differ in letters, digits, dots, hyphens or underscores"
         )
     blank = count_rows(connection, "named", "given = ''")
-    count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
+    what = f"patients of no site, who are at {UNKNOWN_SITE}"
+    count(connection, "sites", what, blank, warn=True)
     renamed = connection.execute(
         """SELECT given, site, count(*) FROM named WHERE given NOT IN ('', site)
            GROUP BY ALL ORDER BY given"""

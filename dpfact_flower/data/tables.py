@@ -109,7 +109,14 @@ class Rows(NamedTuple):
 
 
 def columns_of(frame: Any) -> list[str]:
-    """Return the column names of a frame, or an empty list if the object is not a frame."""
+    """Return the column names of a frame, or an empty list if the object is not a frame.
+
+    Paths and lazy frames are refused.
+    """
+    if isinstance(frame, (str, Path)):
+        raise DataError("pass a DataFrame, not a path; for files, use dpfact data events")
+    if hasattr(type(frame), "collect"):  # polars
+        raise DataError("pass a DataFrame, not a lazy frame: call its method collect()")
     names = getattr(frame, "column_names", None)  # Arrow's attribute; other frames have `columns`
     return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
@@ -399,11 +406,12 @@ def count_rows(connection: Connection, table: str, where: str = "true") -> int:
 
 
 def refuse_rows(
-    connection: Connection, table: str, where: str, place: object, column: str, right: str
-) -> None:
+    connection: Connection, table: str, where: str, place: object, column: str, right: str,
+    advice: str = "",
+) -> None:  # fmt: skip
     """Raise an error that says that `column` must be `right` if any row meets `where`."""
     if wrong := count_rows(connection, table, where):
-        raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
+        raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not{advice}")
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
@@ -442,7 +450,8 @@ def _typed(
         lower = name.strip().lower()
         asked = lower in wanted or list_of(lower) in wanted
         if asked and not _TEXT_OR_WHOLE.fullmatch(kind):
-            how = "; read it as text, in pandas with dtype=str" * isinstance(place, Rows)
+            why = " (one missing value makes whole numbers floats)" * (kind == "DOUBLE")
+            how = f"; read it as text, in pandas with dtype=str{why}" * isinstance(place, Rows)
             raise DataError(
                 f"{place}: column {name.strip()} must hold text, whole numbers, dates or times; "
                 f"it holds {kind}{how}"

@@ -87,7 +87,8 @@ class Memberships:
     def to_frame(self, *, has: bool = False) -> DataFrame:
         """Return the scores, or the mask `has`, as a pandas DataFrame indexed by patient."""
         values = self.has if has else self.scores
-        return library("pandas").DataFrame(values, index=self.patients, columns=self.names)
+        frame = library("pandas").DataFrame(values, index=self.patients, columns=self.names)
+        return frame.rename_axis(PATIENT)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Return each patient's identifier, phenotypes and scores."""

@@ -195,6 +195,7 @@ def test_frames_hold_the_same(model, cohort):
     assert list(frame["code"]) == [row.code for row in model.rows(top=1)]
     found = model.memberships(cohort.sites[2])
     np.testing.assert_array_equal(found.to_frame().to_numpy(), found.scores)
+    assert found.to_frame(has=True).index.name == "patient"
     assert repr(found) == "Memberships(30 patients, 3 phenotypes)"
 
 

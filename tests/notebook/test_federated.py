@@ -100,6 +100,13 @@ def test_columns_of_modes_and_sites_may_have_other_names_too(other):
         read_events(elsewhere, columns={**columns, "site": "Haus"})
 
 
+def test_a_lazy_frame_must_be_collected():
+    lazy = as_polars(EVENTS).lazy()
+    for refused in (lambda: read_events(lazy), lambda: read_events(HERE, labels=lazy)):
+        with pytest.raises(DataError, match=r"not a lazy frame: call its method collect\(\)"):
+            refused()
+
+
 def test_times_in_another_form_are_read_with_a_format():
     german = HERE.assign(time=pd.to_datetime(HERE["time"]).dt.strftime("%d.%m.%Y"))
     with pytest.raises(DataError, match=r"14:05 \(or set time_format=\)"):
@@ -115,7 +122,7 @@ def test_a_frame_for_each_mode_does_as_well():
 
 def test_an_encounter_may_be_the_window():
     frame = HERE.rename(columns={"time": "encounter"}).assign(encounter=[1, 1, 2, 3, 3])
-    for days in (0, None):
+    for days in (0, None):  # as with --window 0
         assert len(cells_of(read_events(frame, window_days=days))) == 2
     with pytest.raises(DataError, match=r"lacks the column\(s\) time; .* try window_days=0"):
         read_events(frame)
@@ -151,7 +158,7 @@ def test_frames_by_site_count_what_they_left_out():
 @pytest.mark.parametrize(
     ("patients", "says"),
     [
-        ([17.0, 17.0, 17.0, 18.0, 18.0], "column patient must hold text, whole .* holds DOUBLE"),
+        ([17.0, 17.0, 17.0, 18.0, 18.0], "must hold text, whole .* DOUBLE; .*missing value makes"),
         (["17", " 17", "17 ", "nan", ""], "column patient must be printable text"),
         (["17", "NA", "na", "18", "18"], "column patient must be printable text"),
         (["17", " 17", "17 ", "18", "18"], None),
@@ -197,8 +204,8 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     says = r"need a DataFrame with a column mode .* got DataFrame with .* \['patient'"
     with pytest.raises(DataError, match=says):
         read_events(HERE.drop(columns="mode"))
-    with pytest.raises(DataError, match=r"need a DataFrame .* got str"):
-        read_events("events.csv")
+    with pytest.raises(DataError, match="pass a DataFrame, not a path; .* use dpfact data events"):
+        read_events("events.csv", columns={"mode": "kind"})
     with pytest.raises(DataError, match="sites: column site must be the same in all rows"):
         read_events(EVENTS.assign(site=["north", "south", "north", "south", "south"]))
 
@@ -210,7 +217,7 @@ GERMAN = {"patient": "Fallnr", "code": "ICD", "time": "Datum", "mode": "Art", "s
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ("Fallnr", r"column Fallnr must be printable .*pandas with .*dropna\(subset='Fallnr'\)"),
+        ("Fallnr", r"Fallnr must be .* delete these rows first, in pandas with .*dropna\(subset='Fallnr'\)"),
         ("ICD", r"column ICD must be printable text .*pandas with .*dropna\(subset='ICD'\)"),
         ("Art", "column Art must not be blank; 1 row"),
         ("Klinik", "column Klinik must be the same in all rows of a patient, or blank in all"),

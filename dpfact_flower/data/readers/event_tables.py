@@ -67,6 +67,8 @@ _NUMBER = re.compile(r"\d\D?\d\D?\d")
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
+    "codes without a letter or digit, which may be missing values":
+        r"(FROM codes WHERE NOT regexp_matches(code, '[\pL\pN]'))",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
@@ -183,7 +185,10 @@ def read(
     """
     modes = list(tables)
     if len(modes) < 2:
-        raise SettingsError(f"modes: need two or more feature modes, got {len(modes)}")
+        raise SettingsError(
+            f"modes: need two or more feature modes, got {len(modes)}; give a file for each kind of "
+            "code (in Python, read_events splits one table by its column mode)"
+        )
     for what in (name, *modes):
         check_name("name of site or mode", what)
     columns, dialect, shared = columns or Columns(), dialect or Dialect(), Options(**options)
@@ -237,9 +242,9 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         codes = f"(FROM codes WHERE mode = '{mode}')"
         no_code = _NO_TEXT.replace(_NO_ID, NO_VALUE)  # NA may be sodium
         for what, texts, no_text in (("patient", "people", _NO_TEXT), ("code", codes, no_code)):
-            if count_rows(connection, texts, no_text.format(what)):  # `texts` has no repetitions
-                bad, name = no_text.format(what), names[what]
-                refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
+            odd = f"(SELECT {what} FROM {texts} WHERE {no_text.format(what)})"  # no repetitions
+            bad = f"{what} IS NULL OR {what} IN {odd}"
+            _refuse_no_text(connection, "loaded", bad, place, names[what])
         count(connection, place.name, "rows", rows)
         count(connection, place.name, "repeated rows, each counted once", rows - added, warn=True)
         what = f"rows without {names[window.column]}, left out"
@@ -257,10 +262,12 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
 
 
-def _text(place: TableSource, column: str) -> str:
+def _refuse_no_text(
+    connection: Connection, table: str, bad: str, place: TableSource, column: str
+) -> None:
     how = f", in pandas with replace('', None).dropna(subset={column!r})" * isinstance(place, Rows)
     rule = "printable text other than NaN or NULL in every row"
-    return f"{rule} (delete the other rows first{how})"
+    refuse_rows(connection, table, bad, place, column, rule, f"; delete these rows first{how}")
 
 
 def _load_rows(
@@ -300,8 +307,6 @@ def _check_rows(
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
     rules = [  # column, SQL for wrong values, and the requirement
-        ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
-        ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
         ("encounter", f"length(encounter) < 8 AND {_NO_ID.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
         ("time", f"time IS NOT NULL AND {parsed} IS NULL", f"be {form}, or blank"),
@@ -467,8 +472,7 @@ def _load_facts(
         dialect=dialect, hint=lambda _: hint.format(place),
     )  # fmt: skip
     _refuse_header(connection, "facts", place, {"patient": patient, "value": column})
-    text = _text(place, patient)
-    refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, text)
+    _refuse_no_text(connection, "facts", _NO_TEXT.format("patient"), place, patient)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""
     same = "the same in all rows of a patient, or blank in all"

@@ -128,6 +128,7 @@ def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, wr
     cohort = events.read(tables, "region", sites=sites)
     assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
     assert "sites.csv: patients with events who are not in it, left out: 2" in caplog.text
+    assert "sites: patients of no site, who are at unknown: 1" in caplog.text
 
 
 LISTS = (Vocabulary("procedures", ("40", "9999")), Vocabulary("diagnoses", ("4019", "41401")))
@@ -224,13 +225,15 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
     tables["diagnoses"] = write(
         "odd.csv",
         "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
-        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n",
+        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n"
+        "2,2024-05-05,?\n",
     )
     found, differ = events.read(tables, "north").read_report, "differ from another only in leading"
     assert {
         ("odd.csv", "rows of a year before 1900 or after 2300", 1),
         ("diagnoses", "codes of more than 60 characters", 1),
         ("diagnoses", "codes NA, which may be a missing value", 1),
+        ("diagnoses", "codes without a letter or digit, which may be missing values", 1),
         ("patients", f"identifiers that {differ} zeros, a final .0 or case", 2),
         ("diagnoses", f"codes that {differ} zeros, dots or case", 3),
     } <= set(found)
