@@ -24,7 +24,9 @@ from dpfact_flower.errors import SettingsError
 
 _TOP = "Keep the N most frequent codes per mode, e.g. 202x316; 0: all."
 Top = Annotated[str, Option(help=_TOP)]
-Days = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
+Days = Annotated[
+    int, Option("--window", help="Days within which codes co-occur; 0: same encounter.", min=0)
+]
 CodeLists = Annotated[
     list[str] | None,
     Option(
@@ -72,8 +74,6 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
         shared = {name: given.pop(name) for name in names}
-        if "window" in given:
-            given["window_days"] = given.pop("window")
         given |= {name: _option_value(name, option, given[name])
                   for name, option in reader.options.items()}  # fmt: skip
         modes = reader.chosen(given)
@@ -114,7 +114,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
         shown = Option(*flags, help=option.help, min=least, metavar=shape)
         yield name, Annotated[asked | None, shown], usual
     if reader.window != "encounter":
-        yield "window", Days, 30
+        yield "window_days", Days, 30
     has_optional_modes = reader.options.keys() & reader.modes
     sizes = "" if has_optional_modes else "x".join(map(str, reader.modes.values()))
     yield "out", opt.Out, Parameter.empty
@@ -201,7 +201,7 @@ def data_events(
         ),
     ],
     name: Name,
-    window: Days = 30,
+    window_days: Days = 30,
     labels: Annotated[
         Path | None, Option(help="Table with columns patient and died (in hospital: 1, else 0).")
     ] = None,
@@ -269,7 +269,7 @@ def data_events(
     options = _options([*tables], top, codes, rolled_up, min_patients, memory)
     _save(
         lambda: event_tables.read(
-            tables, name, columns=columns, window_days=window,
+            tables, name, columns=columns, window_days=window_days,
             sites=table if sites else None, labels=_read_labels(labels, label), dialect=dialect,
             **options,
         ),

@@ -65,10 +65,12 @@ class _Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if "settings" not in {param.name for param in self.params}:
+            key = error.option_name.lstrip("-")
+            keys = {row.key for kind in _SETTINGS.values() for row in describe(kind)}
+            if key not in keys or "settings" not in {param.name for param in self.params}:
                 raise
-            hint = f"If it is a setting, write -s {error.option_name.lstrip('-')}=VALUE."
-            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
+            hint = f"{error.message} It is a setting: write -s {key}=VALUE."
+            raise click.UsageError(hint, ctx) from None
 
 
 app = typer.Typer(name="dpfact", no_args_is_help=True, pretty_exceptions_enable=False)

@@ -53,9 +53,8 @@ class Window:
     """The rule that determines which events of one patient occur together.
 
     Events occur together if no two of them are more than `days` days apart. If `same_encounter` is
-    true, the events must also belong to one encounter. If `days` is 0 or None, events occur
-    together if they belong to one encounter. Events without a required time or encounter are
-    ignored.
+    true, the events must also belong to one encounter. If `days` is 0 or None, events need only
+    belong to one encounter. Events without a required time or encounter are ignored.
     """
 
     days: int | None = None
@@ -231,8 +230,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
             "make them differ in letters, digits, dots, hyphens or underscores"
         )
     blank = count_rows(connection, "named", "given = ''")
-    what = f"patients of no site, who are at {UNKNOWN_SITE}"
-    count(connection, "sites", what, blank, warn=True)
+    count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank, warn=True)
     renamed = connection.execute(
         """SELECT given, site, count(*) FROM named WHERE given NOT IN ('', site)
            GROUP BY ALL ORDER BY given"""

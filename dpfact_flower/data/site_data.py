@@ -272,6 +272,8 @@ class Cohort:
     def __getitem__(self, rows: Any) -> Cohort:
         # Patients are indexed as in `SiteData`. Rows must ascend, because the result lists patients
         # site by site, and other arrays indexed by the same rows must have the same order.
+        if isinstance(rows, str):
+            raise DataError(f"cohort {self.name}: rows are patients; for a site, use cohort.sites")
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")

@@ -109,10 +109,7 @@ class Rows(NamedTuple):
 
 
 def columns_of(frame: Any) -> list[str]:
-    """Return the column names of a frame, or an empty list if the object is not a frame.
-
-    Paths and lazy frames are refused.
-    """
+    """Return a frame's column names, or [] for other objects. Refuse paths and lazy frames."""
     if isinstance(frame, (str, Path)):
         raise DataError("pass a DataFrame, not a path; for files, use dpfact data events")
     if hasattr(type(frame), "collect"):  # polars

@@ -129,8 +129,8 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_pa
 
 def test_a_setting_written_as_an_option_is_answered_with_how_to_write_it():
     said = dpfact("simulate", "--epsilon", 4, code=2, width=200)
-    assert "No such option '--epsilon'." in said
-    assert "If it is a setting, write -s epsilon=VALUE." in said
+    assert "No such option '--epsilon'. It is a setting: write -s epsilon=VALUE." in said
+    assert "Did you mean" in dpfact("simulate", "--outt", 4, code=2, width=200)
     assert "setting" not in dpfact("compare", "--epsilon", 4, code=2, width=200)
 
 

@@ -204,7 +204,7 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     says = r"need a DataFrame with a column mode .* got DataFrame with .* \['patient'"
     with pytest.raises(DataError, match=says):
         read_events(HERE.drop(columns="mode"))
-    with pytest.raises(DataError, match="pass a DataFrame, not a path; .* use dpfact data events"):
+    with pytest.raises(DataError, match=r"pass a DataFrame, .*; for files, use dpfact data"):
         read_events("events.csv", columns={"mode": "kind"})
     with pytest.raises(DataError, match="sites: column site must be the same in all rows"):
         read_events(EVENTS.assign(site=["north", "south", "north", "south", "south"]))
@@ -217,7 +217,7 @@ GERMAN = {"patient": "Fallnr", "code": "ICD", "time": "Datum", "mode": "Art", "s
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        ("Fallnr", r"Fallnr must be .* delete these rows first, in pandas with .*dropna\(subset='Fallnr'\)"),
+        ("Fallnr", r"Fallnr must .*delete these rows first, in pandas .*dropna\(subset='Fallnr'\)"),
         ("ICD", r"column ICD must be printable text .*pandas with .*dropna\(subset='ICD'\)"),
         ("Art", "column Art must not be blank; 1 row"),
         ("Klinik", "column Klinik must be the same in all rows of a patient, or blank in all"),

@@ -50,6 +50,7 @@ def test_patients_are_fitted_to_what_was_found(fitted, cohort):
     shown = fitted.memberships(cohort.sites[:1])
     np.testing.assert_array_equal(shown.to_numpy(), scores[: len(cohort.sites[0])])
     assert shown.index[0] == "1"
+    assert shown.index.name == "patient"
     assert fitted.memberships(cohort).loc[cohort.sites[1].name].shape == second.shape
 
 
@@ -143,5 +144,6 @@ def test_a_budget_that_cannot_last_is_refused(cohort, tmp_path):
 def test_rows_of_several_sites_keep_their_order(cohort):
     part = cohort[np.arange(10, 60)]
     assert [len(site) for site in part.sites] == [30, 20]
-    with pytest.raises(DataError, match="rows must ascend"):
-        cohort[[3, 1]]
+    for rows, says in (([3, 1], "rows must ascend"), ("north", "for a site, use cohort.sites")):
+        with pytest.raises(DataError, match=says):
+            cohort[rows]

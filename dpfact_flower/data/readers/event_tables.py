@@ -67,8 +67,7 @@ _NUMBER = re.compile(r"\d\D?\d\D?\d")
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
-    "codes without a letter or digit, which may be missing values":
-        r"(FROM codes WHERE NOT regexp_matches(code, '[\pL\pN]'))",
+    "codes without a letter or digit": r"(FROM codes WHERE NOT regexp_matches(code, '[\pL\pN]'))",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
@@ -186,8 +185,8 @@ def read(
     modes = list(tables)
     if len(modes) < 2:
         raise SettingsError(
-            f"modes: need two or more feature modes, got {len(modes)}; give a file for each kind of "
-            "code (in Python, read_events splits one table by its column mode)"
+            f"modes: need two or more feature modes, got {len(modes)}; give one file for each kind "
+            "of code (in Python, read_events splits one table by its column mode)"
         )
     for what in (name, *modes):
         check_name("name of site or mode", what)
@@ -306,20 +305,17 @@ def _check_rows(
         parsed, zoned = f"try_strptime(time, {literal(source.time_format)})", "false"
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
-    rules = [  # column, SQL for wrong values, and the requirement
-        ("encounter", f"length(encounter) < 8 AND {_NO_ID.format('encounter')}",
-         "be text other than NaN or NULL, or blank"),
-        ("time", f"time IS NOT NULL AND {parsed} IS NULL", f"be {form}, or blank"),
-    ]  # fmt: skip
-    conditions = ["true", window.unplaced, "time IS NOT NULL", zoned, *(bad for _, bad, _ in rules)]
-    counts = ", ".join(f"count(*) FILTER ({condition})" for condition in conditions)
-    (row,) = connection.execute(f"SELECT {counts} FROM loaded").fetchall()
-    rows, unplaced, timed, with_offset, *wrong = row
+    no_id = f"length(encounter) < 8 AND {_NO_ID.format('encounter')}"
+    right = "text other than NaN or NULL, or blank"
+    refuse_rows(connection, "loaded", no_id, place, names["encounter"], right)
+    no_time = f"time IS NOT NULL AND {parsed} IS NULL"
+    refuse_rows(connection, "loaded", no_time, place, names["time"], f"{form}, or blank")
+    conditions = ("true", window.unplaced, "time IS NOT NULL", zoned)
+    rows, unplaced, timed, with_offset = (
+        count_rows(connection, "loaded", condition) for condition in conditions
+    )
     if not rows:
         raise DataError(f"{place}: has no row below its first line")
-    for number, (what, _, right) in zip(wrong, rules, strict=True):
-        if number:
-            raise DataError(f"{place}: column {names[what]} must {right}; {number} row(s) are not")
     if 0 < with_offset < timed:
         raise DataError(
             f"{place}: column {names['time']} must have an offset from UTC in every row or in "

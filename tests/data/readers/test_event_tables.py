@@ -195,6 +195,8 @@ def test_sites_and_labels_are_checked(table, text, message, tables, write):
 def test_options_are_checked(tables):
     with pytest.raises(SettingsError, match="need procedures, diagnoses in this order"):
         events.read(tables, "north", vocabularies=LISTS[::-1])
+    with pytest.raises(SettingsError, match="got 1; give one file for each kind of code"):
+        events.read({"procedures": tables["procedures"]}, "north")
     with pytest.raises(SettingsError, match="column time: need a name"):
         events.read(tables, "north", columns=events.Columns(time=""))
 
@@ -233,7 +235,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         ("odd.csv", "rows of a year before 1900 or after 2300", 1),
         ("diagnoses", "codes of more than 60 characters", 1),
         ("diagnoses", "codes NA, which may be a missing value", 1),
-        ("diagnoses", "codes without a letter or digit, which may be missing values", 1),
+        ("diagnoses", "codes without a letter or digit", 1),
         ("patients", f"identifiers that {differ} zeros, a final .0 or case", 2),
         ("diagnoses", f"codes that {differ} zeros, dots or case", 3),
     } <= set(found)
