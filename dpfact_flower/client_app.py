@@ -153,7 +153,7 @@ def _reply(message: Message, context: Context, ask: Callable[..., Any]) -> Messa
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
         client = client_for(context, came_in=came_in, time_left=seconds)
-    except RoundRefusedError as error:  # the reply is already due
+    except RoundRefusedError as error:  # the delay is already over
         return records.error_reply(message, str(error))
     return client_reply(message, client, ask)
 
@@ -166,7 +166,7 @@ def client_reply(message: Message, client: DPFactClient, ask: Callable[..., Any]
         return records.error_reply(message, client.delayed_refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
-    except RoundRefusedError as error:  # here too, the reply is already due
+    except RoundRefusedError as error:  # here too, the delay is already over
         return records.error_reply(message, str(error))
     except Exception as error:  # for example a lack of memory, which depends on patients
         log_privately(client.site.name, error)
@@ -197,7 +197,7 @@ def client_for(
 def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
     keys = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
-        if keys:  # two stray keys must not override a hospital's settings
+        if keys:  # these keys must not override a hospital's settings
             raise SettingsError(
                 f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "
                 f"has no settings of its own; got {', '.join(sorted(keys))} too"

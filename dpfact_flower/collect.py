@@ -39,9 +39,9 @@ POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Maximum number of times that the server sends the same request to a node."""
 RETURN_SECONDS = 120.0
-"""Time in seconds for a lost SuperNode to return. The SuperLink readmits SuperNodes within 60 s."""
+"""Seconds to wait for a lost SuperNode to return. The SuperLink readmits SuperNodes within 60 s."""
 LEAST_SECONDS = 10.0
-"""Minimum seconds left to repeat a request, so that a site can start a process and then reply."""
+"""A request is repeated only if a site has this many seconds left to start a process and reply."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
 """Share of the time limit by which a required round is extended if connected sites are silent."""
@@ -52,9 +52,9 @@ class RoundPolicy(NamedTuple):
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
-    also get the request. In such rounds, the server also extends the time limit for connected sites
-    without a reply, and repeats the request. If any round has fewer than `quorum` replies, the
-    extension is `grace` seconds. Nodes in `left_out` never get a request.
+    also get the request. The server also extends the time limit for connected sites without a
+    reply, and repeats the request. Any round with fewer than `quorum` replies is extended likewise,
+    by `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False

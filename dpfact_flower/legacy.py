@@ -115,5 +115,5 @@ class DPFact(Strategy):
         return None, {}
 
     def evaluate(self, *_: object, **__: object) -> tuple[float, dict[str, Scalar]] | None:
-        """Return None, because the server holds no data."""
+        """Return None, because the server has no data."""
         return None

@@ -1,4 +1,4 @@
-"""Create extreme patients and hostile requests that might exceed a release's sensitivity."""
+"""Create extreme patients and hostile requests, which might break a release's sensitivity bound."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -119,7 +119,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Functions that return a patient to add, by name. Patients that often reach a bound come first."""
+"""Functions, keyed by name, that return a patient to add. Patients that reach bounds come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
@@ -164,7 +164,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return hostile requests and a made-up earlier release of the site, which vary by trial."""
+    """Return hostile requests and a made-up earlier release of the site. Both vary by `trial`."""
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
     planned = target.plan.start

@@ -41,7 +41,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Planned distance between the ratio's means with and without the group, in standard deviations."""
+"""Intended mu for the whole group of canaries, from which the number of canaries is calculated."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -161,8 +161,8 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 def _simulated(game: _Game, runs: int) -> tuple[Floats, Floats, float]:
     """Simulate runs with and without the group. Return the log ratios and the ledgers' mu.
 
-    The ratios have shape (2, runs, releases), and come first for runs without the group. There is a
-    mu for each release, and one for all releases together.
+    The ratios have shape (2, runs, releases). Index 0 of the first axis is for runs without the
+    group. The other two results are mu for each release and mu for all releases together.
     """
     releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))

@@ -26,7 +26,7 @@ _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Minimum number of value pairs for which a correlation is tested."""
 _LEAST_COMPARED = 5
-"""Minimum number of values in compared releases, because fewer values may be equal by chance."""
+"""Minimum number of values in a release that is compared: fewer values may be equal by chance."""
 _MOST_VALUES = 20_000
 """Maximum number of values per release in a correlation, enough to find any reused noise."""
 

@@ -1,8 +1,8 @@
 """Test that adding a patient changes a release only by the patient's bounded contribution.
 
 Two simulated sites receive the same requests, but one site has an extra patient. Without noise, the
-sites' sums must differ by exactly this patient's contribution, and at most by the sensitivity. If
-no contribution reaches the sensitivity, the audit fails, because the limit was not tested.
+sums must differ by exactly this patient's contribution, which may not exceed the sensitivity. If no
+contribution reaches the sensitivity, the audit fails, because the limit was not tested.
 """
 
 import math
@@ -25,7 +25,7 @@ from dpfact_flower.privacy.patient.releases import PlannedRelease
 
 _PATIENTS = 6
 _REACHED = 0.99
-"""Fraction of the sensitivity that at least one patient must reach."""
+"""Fraction of the sensitivity that at least one patient's contribution must reach."""
 _CANARIES_A_TRIAL = 2
 
 

@@ -125,7 +125,7 @@ class SimulatedSite:
         work = PatientRound(self._site.vocabularies, request, site=self._name, simulation=False)
         total = work.bounded(self._site, planned, self.kept).total.copy()
         outcome = work.run(self._site, self.kept)
-        self.kept = replace(self.kept, state=outcome.state)  # none, unless the code has a fault
+        self.kept = replace(self.kept, state=outcome.state)  # None, unless the code has a fault
         released = outcome.release
         assert isinstance(released, Release)
         self._released.setdefault(planned.round, released)

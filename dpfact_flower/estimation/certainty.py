@@ -34,15 +34,15 @@ _SLOPE, _OFFSET = 6.5, 2.7
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, _EVEN = 4.0, 0.5
 """Of two phenotypes that are `alike`, one may be part of the other. If a typical patient has more
-than `_MANY_CELLS` cells, the chance of absence of such phenotypes is at least `_EVEN`."""
+than `_MANY_CELLS` cells, such a phenotype's chance of absence is at least `_EVEN`."""
 _USUAL = 0.35
-"""Share of absent phenotypes for which the curve holds, chosen on the same quarters of cohorts."""
+"""Share of phenotypes absent from other patients for which the curve (see `_SLOPE`) was fitted."""
 _CLEAR = 0.75
 """A phenotype must match at least this share of `fits` better than by chance. Otherwise, its codes
 may be merely frequent, and its chance of absence is at least `_EVEN`."""
 _ITERATIONS, _PASSES = 20, 30
-"""Number of iterations in a fit to one of the `halves`, and of solver passes in a fit to patients
-drawn from it."""
+"""Number of iterations in a fit to one of the `halves`, and number of solver passes in a fit to
+patients drawn from that half."""
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:

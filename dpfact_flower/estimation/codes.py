@@ -12,7 +12,7 @@ _MOST_PAIRED = 4000
 releases 8 million values."""
 _FREQUENT = 1000
 """Number of codes to pair if there are more than `_MOST_PAIRED` codes. In a synthetic cohort with
-13,515 codes, pairing 4,000 codes instead was no better and took the server 65 s instead of 4 s."""
+13,515 codes, pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""
 
 
 def kept_codes(

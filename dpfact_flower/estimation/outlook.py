@@ -18,8 +18,8 @@ Verdict = Literal["good", "weak", "hopeless", "unknown"]
 Quantity = Literal["rank", "epsilon", "patients", "codes", "sites"]
 
 _HOPELESS, _CLEAR = 0.1, 1.5
-"""Chance below which a run is called hopeless, unless its signal is at least `_CLEAR`, because
-clear-cut phenotypes can still be found."""
+"""A run is called hopeless if its chance is below `_HOPELESS` and its signal is below `_CLEAR`.
+With a stronger signal, clear-cut phenotypes can still be found."""
 _MANY_CODES = 2_000
 """Number of codes in all modes above which `Needs.codes` proposes to keep fewer."""
 _REPLY_BYTES, _FITTED_BYTES, _WORKING_BYTES = 4, 12, 60

@@ -206,7 +206,7 @@ class RunningAverage:
     ) -> Average:
         """Average a mode's newest releases with the stored average, and store the result.
 
-        If `sites` has changed, the old average is discarded: all sites must have the same noise.
+        If `sites` has changed, the old average is discarded, because all sites need equal noise.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:

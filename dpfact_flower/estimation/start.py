@@ -55,7 +55,7 @@ _SPLIT = 0.5
 candidates are fitted. A ratio of 0.5 makes the total noise 1.12 times as large. In the data on
 which candidates are compared, the ratio is the inverse."""
 _LEAST = 1e-6
-"""Value that is added to every entry so that no column is empty."""
+"""Value added to every entry of a factor, so that no column is empty."""
 _USAGE_SWEEPS = 50
 
 _Candidate = Callable[[np.random.Generator], Model | None]
@@ -116,7 +116,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
     """Sum the releases in at most `MOST_SEPARATE` groups. Return the scaled sums and their scales.
 
-    A sum is divided by its scale, the square root of the group's size, to be as noisy as a release.
+    Each sum is divided by its scale (the root of its group's size), to be as noisy as one release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), MOST_SEPARATE))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -128,7 +128,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to P + z / 2, for fresh noise z. Return the one that best explains P - 2 z."""
+    """Fit candidates to `packed` + z / 2, for fresh noise z. Return the best for `packed` - 2 z."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
@@ -197,7 +197,7 @@ finds no new factor. A threshold of 2 suits distinct phenotypes in strong noise.
 _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
 """Fractions of the threshold, tried in order until a new factor is not empty."""
 _TRIES, _POWER = 4, 15
-"""Number of searches in addition to one per site, and maximum number of iterations."""
+"""Number of searches in addition to one per site, and maximum number of iterations per search."""
 _POWER_SETTLED = 0.01
 """Searches end when no error reduction changes by more than this fraction of the largest one."""
 _UNLIKE = 0.5

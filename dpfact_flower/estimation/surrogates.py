@@ -24,7 +24,7 @@ from dpfact_flower.tensor.triangle import CROSS
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
 """Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
-`_DOUBTED` cells after `mean_codes` has shifted masses by `_DEVIATIONS` standard deviations."""
+`_DOUBTED` cells if noise has lowered this estimate by `_DEVIATIONS` standard deviations."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""

@@ -18,10 +18,10 @@ from dpfact_flower.server.history import RoundRecord, read_history, write_histor
 class FinishedRun:
     """The content of a finished run's folder.
 
-    `model` holds the phenotypes that all sites share, and `summary` holds the content of
-    ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
+    `model` contains the phenotypes that all sites share, and `summary` is the content of
+    ``summary.json``. `records` has a record for each round. `tables` contains statistics of the
     phenotypes over all sites' patients, if measured. `folder` is None if the run is only in memory.
-    `replications` holds matches with other runs' phenotypes, and `reviewed` holds chart reviews.
+    `replications` lists matches with other runs' phenotypes, and `reviewed` contains chart reviews.
     """
 
     model: GlobalModel

@@ -91,13 +91,13 @@ class Memberships:
         return frame.rename_axis(PATIENT)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Return each patient's identifier, phenotypes and scores."""
+        """Yield each patient's identifier, phenotype numbers (such as ``1;4``) and scores."""
         numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in self.has)
         return zip(self.patients, numbers, *self.scores.T.tolist(), strict=True)
 
 
 def write_memberships(path: Path, by_site: Mapping[str, Memberships], *, cohort: bool) -> None:
-    """Write memberships to a CSV file for its owner. A cohort's file has a column ``site``."""
+    """Write a CSV file of memberships that only its owner can read. `cohort` adds a site column."""
     names = (SITE, PATIENT, HAS, *next(iter(by_site.values())).names)
     rows = ((site, *row) for site, found in by_site.items() for row in found.rows())
     first = 0 if cohort else 1

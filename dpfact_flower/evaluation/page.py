@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
-A page's Content-Security-Policy allows only the page's own script, by its hash. The same content
-always gives the same bytes. Slow libraries (matplotlib, Jinja2) are imported only when needed.
+A page's Content-Security-Policy allows only the page's own script, identified by its hash. Equal
+content gives equal bytes. Slow libraries (matplotlib, Jinja2) are imported only when needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
 Reports may be shared, so a table hides every count below ten of patients with a phenotype, a code
-or an outcome, and every number from which readers could derive such a count. The number of patients
-at a site is never hidden.
+or an outcome. A table also hides every number from which readers could derive such a count. The
+number of patients at a site is never hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.tensor import Factors
 
 _MANY = 100
-"""Number of patients from which "all except fewer than `SMALL`" is called "nearly all"."""
+"""Lowest number of patients for which "all except fewer than `SMALL`" is shown as "nearly all"."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
 _RIDGE = 1.0
@@ -148,7 +148,7 @@ def _hidden_if(reveals: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site, given its number of patients at each site."""
+    """Return a phenotype's prevalence per site. `counts` are its patients, `sizes` all patients."""
     lacking = {site: sizes[site] - count for site, count in counts.items()}
     shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
     hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)
@@ -223,7 +223,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit one logistic regression on all phenotypes' scores. Omit figures of small counts."""
+    """Fit one logistic regression on all scores. Omit coefficients that have an `_obstacle`."""
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]

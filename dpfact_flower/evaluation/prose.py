@@ -40,8 +40,8 @@ _CODES = 4
 """A sentence names at most this many codes per mode."""
 _OFTEN, _MORE = 0.2, 1.5
 """A code is characteristic of a phenotype if its frequency among the phenotype's patients is at
-least `_OFTEN`, and at least `_MORE` times its frequency among all patients. If the latter is
-hidden, it counts as 0: mostly, few other patients then have the code."""
+least `_OFTEN`, and at least `_MORE` times its frequency among all patients. A hidden frequency
+among all patients counts as 0, because then few other patients usually have the code."""
 _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
@@ -117,8 +117,8 @@ def _either(names: Sequence[str], most: int) -> str:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
-"""Maximum probabilities that a fit to other patients lacks a phenotype, for "likely real" and
-"uncertain"."""
+"""Maximum probabilities, for the labels "likely real" and "uncertain", that a fit to other patients
+lacks the phenotype."""
 
 
 def stability(pairs: Sequence[tables.Pair]) -> str:
@@ -159,7 +159,7 @@ def first_line(
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):
         sure = labels.count(best)
-        # That none is likely real says little if other runs found the patterns again.
+        # If other runs found the patterns again, "none is likely real" would say little.
         if sure or ({*labels} & {*others} and not (best == LIKELY and STABLE in labels)):
             are = "is" if sure < 2 else "are"
             parts.append(f"{counted(sure) if sure else 'none'} {are} {best}")
@@ -400,8 +400,8 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Notes on the facts that a patient-mode simulation takes from the data without noise. A single
-patient can change these facts unless public code lists and `patients` are given."""
+"""Notes added to a claim, on facts that a patient-mode simulation takes from the data without
+noise. One patient can change these facts unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors, which stay at the site without noise.",
     "Results computed from these factors, even if a simulation shows them: errors, use by site, "

@@ -1,7 +1,7 @@
 """Write sheets for chart reviews of phenotypes, and read the completed sheets.
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
-holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
+contains the patients' scores. No privacy guarantee covers these files, so they must stay at the
 hospital. The run folder gets only the decision and the phenotype's name. For ten or more charts,
 the folder also gets the number of charts and the rounded share of confirmed charts.
 """

@@ -1,7 +1,7 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
-Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. If an object is None, its
-keys are omitted, but `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null.
+Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. If one is None, its keys
+are omitted, except that `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null.
 """
 
 from collections.abc import Mapping

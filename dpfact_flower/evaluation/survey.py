@@ -1,9 +1,9 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. The others are made up: one leading code, or all
-codes of one of several modes, come from another phenotype. The key says which items are real, so
-nobody should read the key before the survey ends. The files reveal no more about patients than the
-model does.
+Half of the items are phenotypes of the model. In the others, codes come from another phenotype: one
+leading code or, if there are several modes, all codes of the last mode. The key says which items
+are real, so nobody should read the key before the survey ends. The files reveal no more about
+patients than the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -152,7 +152,7 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
         raise DataError(f"survey: needs {_FEWEST} phenotypes with codes, not {len(lists)}")
     numbers = rng.permutation([*lists])[:most].tolist()
     made = len(numbers) // 2
-    mixed = made // 2 if len(model.modes) > 1 else 0  # the list of a single mode would be real
+    mixed = made // 2 if len(model.modes) > 1 else 0  # else, all codes would be real
     items = [
         *_exchanged_lists(lists, model.modes[-1], numbers[:mixed]),
         *(_exchanged_code(lists, number, rng) for number in numbers[mixed:made]),
