@@ -102,7 +102,7 @@ class SecureRounds:
         """Finish a round's secure sum, given the replies to the round's first request.
 
         Return three lists: replies without arrays, failures, and a total for each slot (group of
-        sites). If the sum fails, there are no totals, and replies only from charged sites.
+        sites). If the sum fails, there are no totals, and all replies are from charged sites.
         """
         assert self.current is not None
         secure_sum, request = self.current, self._coordinator.request(number)

@@ -6,7 +6,7 @@ Flower does: the field ``round_timeout`` has the key ``round-timeout``.
 
 `runtime.config.RunConfig` reads a run's settings. `server.patient.PatientRule` fills in planned
 values, and `server.coordinator.Coordinator` sends all settings. At a site, `RoundRequest.from_wire`
-checks them, and `site.admission` compares them with the hospital's `SiteSettings`.
+checks the settings, and `site.admission` compares the settings with the hospital's `SiteSettings`.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _LOSS = "squared"
 _STEP = 0.3
 _PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
-"""The paper's elastic weight, which its authors chose from the values {2, 5, 8, 10}."""
+"""The DPFact paper's elastic weight, which was chosen from the values {2, 5, 8, 10}."""
 _NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -204,8 +204,8 @@ class PrivacySettings(Settings):
     def resolved(self, solver: SolverSettings) -> SolverSettings:
         """Return the solver's settings, adapted to this privacy mode.
 
-        Paper mode uses the paper's elastic weight and default step size. The paper's privacy claim
-        does not hold for weights that depend on patients' data.
+        Paper mode uses the DPFact paper's elastic weight and default step size. The paper's privacy
+        claim does not cover a relative weight, which depends on patients' data.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -213,7 +213,8 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Check and return the sites' solver settings. In patient mode, `loss` has its default."""
+        """Check and return the solver settings for sites. In patient mode, `loss` is the
+        default."""
         self.check_solver(solver)
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
@@ -469,7 +470,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Scalar:
         elif hint is int and isinstance(value, Integral):
             value = int(value)
         elif hint is str and isinstance(value, Integral):
-            value = str(value)  # codes=300
+            value = str(value)  # such as codes=300
     if type(value) is not hint:
         raise SettingsError(f"{name}: need {_NEEDED[hint]}, got {shown(value)}")
     if hint is str and value and allowed and not re.fullmatch(allowed, value):

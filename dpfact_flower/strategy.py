@@ -38,7 +38,7 @@ class DPFact(TrainOnlyStrategy):
     feature_shape
         Number of codes in each feature mode.
     solver, privacy, run
-        The run's settings. By default, the defaults of their classes.
+        The run's settings. If omitted, all settings have their default values.
     vocabulary
         The server's code lists, or their `joint_digest`. Sites with other lists refuse the run.
     run_dir

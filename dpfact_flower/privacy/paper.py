@@ -20,7 +20,7 @@ def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
-    """Return the paper's claimed L2 sensitivity after `tau` passes of SGD over the data.
+    """Return the DPFact paper's claimed L2 sensitivity after `tau` passes of SGD over the data.
 
     Wu et al. (2017) prove this bound for permutation SGD under several assumptions. The loss must
     be L-Lipschitz, beta-smooth and convex in all updated variables, with eta <= 2/beta. Each pass
@@ -43,7 +43,7 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise with variance sensitivity**2 / (2 rho) to each factor, as in the paper.
+    """Add the DPFact paper's noise, of variance sensitivity**2 / (2 rho), to each factor.
 
     Neighbouring data sets differ in the value of one tensor entry. `solver` holds the settings with
     which the factors were computed. The sensitivity, which is not proven, follows from these

@@ -21,7 +21,7 @@ _TINY = 1e-12
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in the product of the step and the number of sites."""
 _LEAST = 1e-6
-"""Entry, in a factor column of norm 1, for a code that was not selected for the start."""
+"""A code that was not selected for the start gets this entry in factor columns, whose norm is 1."""
 
 
 class ElasticRule(ServerRule):

@@ -35,9 +35,9 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Fraction of `relative_elastic` used in refinement, because pooled data needs a weaker pull."""
+"""Fraction of `relative_elastic` applied in refinements: pooled data needs a weaker pull."""
 _ENOUGH = 0.8
-"""If less than this fraction of the phenotypes seems to be real, `auto_rank` lowers the rank."""
+"""`auto_rank` lowers the rank if less than this fraction of the phenotypes seems to be real."""
 _HALVES = 1
 """Extra seed, so that fits to `halves` do not reuse the start's random numbers."""
 
@@ -116,14 +116,14 @@ class PatientRule(ServerRule):
         return [(planned.count,)] if planned else []
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the planned release, or an empty tuple in the last round."""
+        """Return the planned release's event, or an empty tuple in the last round."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
         planned = self.plan.release_of(round_number)
         seeded = self.privacy.noise_seed >= 0
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Log a warning if there are too few patients for this rank and epsilon."""
+        """Log the run's forecast, as a warning unless it is good. Warn if delta is too large."""
         outlook = outlook_of(self.plan)
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
@@ -168,7 +168,7 @@ class PatientRule(ServerRule):
                 _logger.info("auto-rank: %d of %d are no better; back to %d", real, rank, kept)
                 return
             enough = real >= _ENOUGH * rank
-            fewer = max(real, math.ceil(rank / 2))  # with far too many, the count says little
+            fewer = max(real, math.ceil(rank / 2))  # if many are not, the count is unreliable
             then = f"all {rank} are kept" if enough else f"fitting {fewer}"
             _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", real, rank, then)
             if enough:

@@ -99,7 +99,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
         check_folders(hospital, request.job)
         rule, vocabularies = site_rules.find(request.rule), hospital.source.vocabularies
         return rule(vocabularies, request, site=hospital.name, simulation=hospital.simulation)
-    except SettingsError as error:  # in the run's settings, because the site's are checked before
+    except SettingsError as error:  # in the run's settings: the site's were checked before
         raise MessageError(str(error)) from None
 
 

@@ -53,7 +53,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return one event per factor, each for all remaining rounds, or () in mode "none"."""
+        """Return the cost of all remaining rounds: one event per factor, or () in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -95,10 +95,10 @@ def initial_state(
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
     With a relative elastic weight, a site starts from the global feature factors, because its own
-    factors could overfit. With the paper's weight, the site starts from its own factors.
+    factors could overfit. With the DPFact paper's weight, the site starts from its own factors.
 
-    If `kept` is None and the weight is relative, patient factors are random in round 1, scaled to
-    minimise the error. Later rounds fit patient factors to the data. With the paper's weight,
+    If `kept` is None and the weight is relative, patient factors are random in round 1, and scaled
+    to minimise the error. In later rounds, they are fitted to the data. With the paper's weight,
     patient factors are random, scaled so that the model has the data's norm.
     """
     relative = request.solver.is_relative

@@ -73,7 +73,7 @@ class PatientRound(RoundWork):
         return names.index(self._site) % sharing.slots
 
     def bounded(self, data: SiteData, planned: PlannedRelease, kept: JobState) -> BoundedSum:
-        """Return the sum of bounded terms without noise. This sum must not leave the site."""
+        """Return the sum of contributions without noise. This sum must not leave the site."""
         request = self._request
         tensor = data.select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(

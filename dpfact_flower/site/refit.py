@@ -23,7 +23,7 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 _PERSONAL_PASSES = 10
-"""Minimum number of solver passes in a refit, because no later round continues the fit."""
+"""Minimum number of solver passes in a refit, which no later round continues."""
 
 
 def refit(

@@ -27,7 +27,7 @@ class JobState:
     """The data that a site has kept from a job's earlier rounds.
 
     `state` holds the site's factors after the latest round. `release` is a function that returns
-    the site's release in a given round, or None if the ledger holds no values of that round.
+    the site's release in a given round, or None if the ledger has no values of that round.
     """
 
     state: SiteState | None = None

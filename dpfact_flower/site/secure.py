@@ -2,7 +2,7 @@
 
 Each hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
 public keys without the server, because a server that replaced a key could impersonate a site.
-`dpfact_flower.privacy.secure_sum.site` implements the protocol. The job's folder holds the job's
+`dpfact_flower.privacy.secure_sum.site` implements the protocol. The job's folder contains the job's
 key and the latest round's noisy vector. The site stores each file before it sends any reply that
 depends on the file.
 """
@@ -146,7 +146,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
 
 @dataclass(frozen=True)
 class _Files:
-    """The files that hold a job's secrets.
+    """The files that contain a job's secrets.
 
     Before a site's first answer in a job, the job's key is in a file that all jobs share. If each
     job had its own file, a server could fill the disk by requesting keys for new jobs.

@@ -81,7 +81,7 @@ class _State:
         self.grams = [gram(factor) for factor in self.factors]
 
     def objective(self, inner: float) -> float:
-        """Return the paper's objective, eq. (norm), given the inner product of data and model."""
+        """Return the DPFact paper's objective (norm), given the inner product of data and model."""
         value = squared_loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         return value + self.settings.gamma * elastic(self.factors, self.anchors)

@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether this module defines the gradient. Only then does numba notice its changes."""
+        """Whether this module defines the gradient. If not, numba overlooks changes to its code."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:

@@ -1,4 +1,4 @@
-"""Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
+"""Permutation SGD, the DPFact paper's local solver (Algorithm 1), with an adaptive step size.
 
 Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors (the
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
@@ -12,7 +12,7 @@ the pass, but may raise the local objective if the anchors are far away.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
 sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact. The sum
-of all other terms is estimated from cells that `psgd` draws only once.
+of all other terms is estimated from a sample of cells that `psgd` draws once.
 
 If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
 Gradients of such losses are large where the model is close to zero. The length of each row's step
@@ -203,9 +203,9 @@ def shrink_columns(A: Array, threshold: float) -> None:
     """Reduce every column's norm by `threshold`, in place. Columns with a smaller norm become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2). After a gradient step
-    of size eta, the threshold is eta * mu, not mu as in the paper's eq. (prox). For non-negative
-    factors, set negative entries to 0 before shrinking. Both steps together are the proximal
-    operator of the penalty plus the non-negativity constraint.
+    of size eta, the threshold is eta * mu, not mu as in the DPFact paper's eq. (prox). For
+    non-negative factors, set negative entries to 0 before shrinking. Both steps together are the
+    proximal operator of the penalty plus the non-negativity constraint.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -30,8 +30,8 @@ class Solver:
     """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
     """Whether the solver takes a step of size eta at every visit to a cell. If so, the elastic
-    weight applies to every visit to a row, and the paper's eq. (global) gives the server's step. If
-    not, `relative_l21` replaces `mu` as the l2,1 weight."""
+    weight applies to every visit to a row, and the DPFact paper's eq. (global) gives the server's
+    step. If not, `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
     """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""
     pull: float = 1.0
@@ -85,11 +85,11 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Return the mean second derivative of an entry's loss with respect to a feature factor's row.
 
-    The mean is taken over phenotypes. Assume that one phenotype explains each entry exactly.
+    The mean is taken over phenotypes, as if one phenotype explained each entry exactly.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     slope = np.vectorize(loss.gradient, otypes=[float])  # a gradient takes only numbers
-    counts, places = np.unique(x, return_inverse=True)  # few, so that `slope` is fast
+    counts, places = np.unique(x, return_inverse=True)  # few distinct counts, so `slope` is fast
     rise = (slope(counts, counts * (1 + by)) - slope(counts, counts * (1 - by)))[places]
     along = float(np.mean(rise * x)) / (2 * by)
     rows = [

@@ -208,8 +208,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. Cosines keep their signs, as in the paper. Without the factors
-    of all modes, columns' signs are arbitrary, so use only non-negative factors.
+    has cosine 0 with every column. Cosines keep their signs, as in the DPFact paper. Without the
+    factors of all modes, columns' signs are arbitrary, so use only non-negative factors.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """

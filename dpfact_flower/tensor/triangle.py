@@ -12,7 +12,7 @@ from dpfact_flower.tensor.arrays import Array, Floats
 
 ROOT2 = math.sqrt(2.0)
 CROSS = 2.0
-"""In a start, weight of two-mode blocks relative to one-mode blocks (docs/explanation/start.md)."""
+"""Weight of two-mode blocks in a start, relative to one-mode blocks (docs/explanation/start.md)."""
 
 
 def whole_size(order: int) -> int:

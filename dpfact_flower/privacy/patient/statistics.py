@@ -46,8 +46,8 @@ MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
 `_SAFETY` outweighs rounding errors in the norm of a patient's contribution."""
 MAX_PATIENTS = 2**27
-"""Maximum number of patients at a site, for which no sum can overflow. Checks of sigma use this
-constant and not the true number, so a refusal reveals nothing about the patients."""
+"""Maximum number of patients at a site. Up to this number, no sum can overflow. Checks of sigma use
+this constant and not the true number, so a refusal reveals nothing about the patients."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # largest sum for which every thread keeps a copy
 

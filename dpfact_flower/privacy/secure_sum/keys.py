@@ -92,7 +92,7 @@ class Terms:
     def threshold(self) -> int:
         """Number of sites needed to unmask a sum: all colluding sites and over half of the others.
 
-        Each honest site helps only one attempt at a sum, so two attempts cannot both get this many.
+        Each honest site helps only one attempt at a sum, so only one attempt can get enough sites.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 

@@ -40,7 +40,7 @@ def width_of(patients: int, ratio: float) -> int:
     """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
     `patients` is 0 if unknown. `ratio` is a patient's largest contribution, in standard deviations
-    of one site's noise. The bytes can hold sums up to 16 * (patients * ratio + 64) of these.
+    of one site's noise. The bytes can hold a sum of 16 * (patients * ratio + 64) in this unit.
     """
     if not patients:
         return MOST_WIDTH
@@ -91,7 +91,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
     """Sum packed vectors exactly, and add the expected value of the low bits that were not sent."""
     total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
-        # The words overlap: the bits above a word's sent bits belong to the next word.
+        # Each 8-byte word includes bytes of later words, which `signed` removes from the sum.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     # The missing bits of each word were uniformly distributed, because the word was masked.
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))

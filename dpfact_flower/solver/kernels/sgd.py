@@ -63,7 +63,7 @@ class Step:
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """Take one stochastic gradient step per visit, as in the paper's equations (ai) and (bj).
+    """Take one stochastic gradient step per visit, as in the DPFact paper's eqs. (ai) and (bj).
 
     `stack` holds all factors, and is updated in place. `anchors` holds the global feature factors.
     Row i of `anchors` corresponds to row n + i of `stack`, where n is the number of patients.
