@@ -213,8 +213,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Check and return the solver settings for sites. In patient mode, `loss` is the
-        default."""
+        """Check and return the solver settings for sites. Patient mode resets `loss`."""
         self.check_solver(solver)
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver

@@ -120,8 +120,8 @@ def needs_of(plan: PatientPlan) -> Needs:
 def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    The strength is proportional to mu and to the number of patients, and inversely proportional to
-    the square roots of the rank and of the number of codes.
+    The strength is proportional to mu and the number of patients. Doubling the rank or the number
+    of codes divides the strength by sqrt(2).
     """
     facts, lacking = plan.facts, GOOD_STRENGTH / strength
     epsilon, delta = plan.settings.epsilon, plan.settings.delta

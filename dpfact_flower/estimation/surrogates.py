@@ -41,7 +41,7 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float,
     rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw patients like the sites' patients, or return None if the latter have too many codes.
+    """Draw patients like the sites' patients, or return None if those have too many codes.
 
     `start` was computed from `releases`, whose values have noise of standard deviation `sigma`. If
     `any_cells` is true, the number of codes has no limit.

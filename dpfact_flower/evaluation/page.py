@@ -30,7 +30,7 @@ _WIDTH = 9.6
 """Width of figures, in inches."""
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours in figures, and the CSS variables that replace them, so that pages have a dark mode."""
+"""Maps colours in figures to the CSS variables that replace the colours, for a dark mode."""
 STYLE: Any = {  # matplotlib's own type lists every setting's name
     "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,

@@ -157,7 +157,7 @@ def _recorded(
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     """Return the planned releases of each site that has replied at least once.
 
-    Rounds without a timely reply are included, because the site may have charged its ledger.
+    Rounds without a timely reply are included, because the site may have charged such a round.
     """
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})

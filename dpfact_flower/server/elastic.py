@@ -216,8 +216,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     If `step` is not 0, return `step`. Otherwise, return eta * gamma, as in the DPFact paper. If the
-    elastic weight is relative or the solver has no step size eta, return 1 / sites instead, so that
-    the new global factors are the sites' mean. Refuse a step that is 0 or unstable.
+    elastic weight is relative or the solver has no step size eta, return 1 / sites. The new global
+    factors are then the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

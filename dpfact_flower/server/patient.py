@@ -168,7 +168,7 @@ class PatientRule(ServerRule):
                 _logger.info("auto-rank: %d of %d are no better; back to %d", real, rank, kept)
                 return
             enough = real >= _ENOUGH * rank
-            fewer = max(real, math.ceil(rank / 2))  # if many are not, the count is unreliable
+            fewer = max(real, math.ceil(rank / 2))  # if few are real, the count is unreliable
             then = f"all {rank} are kept" if enough else f"fitting {fewer}"
             _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", real, rank, then)
             if enough:

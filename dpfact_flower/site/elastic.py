@@ -98,8 +98,8 @@ def initial_state(
     factors could overfit. With the DPFact paper's weight, the site starts from its own factors.
 
     If `kept` is None and the weight is relative, patient factors are random in round 1, and scaled
-    to minimise the error. In later rounds, they are fitted to the data. With the paper's weight,
-    patient factors are random, scaled so that the model has the data's norm.
+    to minimise the error. In later rounds, patient factors are fitted to the data. With the paper's
+    weight, patient factors are random, scaled so that the model has the data's norm.
     """
     relative = request.solver.is_relative
     if kept is not None:

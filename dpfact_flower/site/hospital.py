@@ -101,7 +101,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse data of another site, because this site's ledger would be charged for that data."""
+    """Refuse data of another site, because this site's ledger would record the charges."""
     key = "data-site" if settings.data_site else "site"
     expected = settings.data_site or settings.site
     if expected and name != expected:

@@ -34,7 +34,7 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 class Ledger:
     """A site's open ledger, which must be closed or used as a context manager.
 
-    If the ledger is damaged, every method that reads it, except `verify`, raises an error.
+    If the ledger is damaged, every method that reads the ledger, except `verify`, raises an error.
 
     If `create` is true, a missing ledger is created. Set `create` only for a site that never had a
     ledger, because a new ledger contains no earlier charges. If `durable` is true, `charge` returns

@@ -50,8 +50,8 @@ class Facts(NamedTuple):
     def signal(self, rho: float) -> float:
         """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
 
-        The ratio is the number of patients per phenotype, divided by the norm of the noise that all
-        sites add to one phenotype in the largest mode, for a sensitivity of 1.
+        The ratio is the number of patients per phenotype, divided by a norm of noise. For
+        sensitivity 1, this norm is of all sites' noise in one phenotype of the largest mode.
         """
         if not self.known:
             return 0.0
