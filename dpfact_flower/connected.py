@@ -68,7 +68,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Ask nodes whether they would accept `request`, and leave out those that would not."""
+        """Ask nodes whether they accept `request`. Leave out those that refuse, or raise an error."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:

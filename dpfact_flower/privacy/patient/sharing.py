@@ -15,7 +15,7 @@ from dpfact_flower.settings import PrivacySettings
 
 LEAST_SITES = 3
 _SLOTS = 2
-"""Default number of slots. With one slot, the server could not find phenotypes of a single site."""
+"""Largest default number of slots. With one, the server could not find one site's phenotypes."""
 
 
 class Sharing(NamedTuple):

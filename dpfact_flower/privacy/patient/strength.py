@@ -50,8 +50,8 @@ class Facts(NamedTuple):
     def signal(self, rho: float) -> float:
         """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
 
-        The ratio is the number of patients per phenotype, divided by a norm of noise. For
-        sensitivity 1, this norm is of all sites' noise in one phenotype of the largest mode.
+        The ratio is the number of patients per phenotype, divided by the norm of the sites' total
+        noise in one phenotype of the largest mode. The sensitivity is taken as 1.
         """
         if not self.known:
             return 0.0
