@@ -15,7 +15,7 @@ from dpfact_flower.settings import PrivacySettings
 
 LEAST_SITES = 3
 _SLOTS = 2
-"""Largest default number of slots. With one, the server could not find one site's phenotypes."""
+"""Largest default number of slots. A single slot would hide the phenotypes of a single site."""
 
 
 class Sharing(NamedTuple):
