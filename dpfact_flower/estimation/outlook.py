@@ -1,7 +1,7 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
-The forecast is the chance that a run's model passes the test in docs/results.md, which means that
-the model beats every fit to shuffled patients. This chance depends only on the run's strength.
+The forecast is the chance that all models of such a cohort pass the test in docs/results.md. To
+pass, a model must beat every fit to shuffled patients. The chance depends only on the strength.
 """
 
 import math
@@ -58,7 +58,8 @@ class Outlook(NamedTuple):
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
     the starting release's signal-to-noise ratio (`Facts.start_signal`). `chance` is the probability
-    that the run's model beats every fit to shuffled patients. The most helpful `levers` come first.
+    that all models of such a cohort beat every fit to shuffled patients. The most helpful `levers`
+    come first.
     """
 
     verdict: Verdict
@@ -163,7 +164,7 @@ def _sentence(
     )
     good = GOOD_STRENGTH / math.sqrt(facts.rank)
     share = f"{100 * chance:.0f} in 100"
-    found = f"about {share} models of real cohorts like this one beat all fits to shuffled patients"
+    found = f"for about {share} such real cohorts, every model beat all fits to shuffled patients"
     if verdict == "good":
         return f"{planned}: phenotypes are {signal:.1f} times as strong as the noise; {found}."
     ways = [way for lever in levers if (way := _way(lever, facts))]

@@ -60,5 +60,5 @@ class Facts(NamedTuple):
 
 
 def chance_of(strength: float) -> float:
-    """Return the chance that a run finds real phenotypes. `strength` is signal * sqrt(rank)."""
+    """Return the chance of passing the test in docs/results.md, given signal * sqrt(rank)."""
     return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))
