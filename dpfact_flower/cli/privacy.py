@@ -126,7 +126,7 @@ def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, ra
     from dpfact_flower.estimation.outlook import outlook_of
 
     table = Table(
-        title="Chance in 100 that all models beat shuffled patients, and signal against noise;\n"
+        title="Chance in 100 that all models beat shuffled patients, and signal;\n"
         "in brackets: epsilon for replacing a patient's record"
     )
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
