@@ -129,9 +129,10 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "An entry's first number is the fit of the sites' own models: 1 if models reproduce the "
-        "data exactly, below 0 if predicting zero everywhere is better. The second number is the "
-        "factor match with planted phenotypes. All epsilons are the paper's (1.2 to 1.9).",
+        "The first number of each cell is the fit of the sites' own models: 1 if they reproduce "
+        "the data exactly, below 0 if they are worse than predicting zero everywhere. The second "
+        "number is the factor match with planted phenotypes. All epsilons are the paper's (1.2 to "
+        "1.9).",
         Table(
             "at_a_glance",
             [

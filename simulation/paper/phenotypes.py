@@ -115,8 +115,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype most specific to {site} (where {100 * weight[column]:.0f} % of its "
-        "squared patient loadings lie), and the matching phenotypes of other models, with cosines",
+        f"the phenotype most specific to {site} ({100 * weight[column]:.0f} % of its squared "
+        "patient loadings), and the matching phenotypes of other models, with cosines",
     )  # fmt: skip
 
 
