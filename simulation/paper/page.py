@@ -140,7 +140,7 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
         f"`{made}` wrote this page and its CSV files from {state.finished} fits "
         f"({state.seconds / 60:.0f} minutes on one core; hash of the code: {state.code}). "
         f"{_link('settings', files)} lists every system's settings. Delta is {DELTA:g}, as in the "
-        "paper. The noise is seeded to make runs repeatable, so it protects no patient.", "",
+        "paper. The noise is seeded for repeatable runs, so it protects no patient.", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]

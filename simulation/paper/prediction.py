@@ -72,11 +72,11 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Utility: AUC of in-hospital death against rank",
         "A logistic regression on phenotype memberships (rows of the patient factor) is fitted to "
-        "60 % of the patients and tested on the others. All systems have the same "
+        "60 % of the patients and tested on the others. All systems use the same "
         f"{plan.splits} splits. *Random factors* are the exact solver's factors with the values in "
         "each column shuffled. Like the paper's neonatal unit, the last site has patients unlike "
-        "all others, so it has a separate regression. Confidence intervals come from the corrected "
-        "resampled t-test (Nadeau and Bengio 2003).",
+        "all others, so this site has a separate regression. Confidence intervals come from the "
+        "corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
             Table(
