@@ -1,5 +1,6 @@
 """Long-term keys as files and lines, and a job's terms."""
 
+import hashlib
 from dataclasses import replace
 from itertools import product
 
@@ -102,6 +103,12 @@ def test_no_two_lists_have_one_hash(one, other):
         return [part if isinstance(part, bytes) else part.encode() for part in parts]
 
     assert (hashed(*one) == hashed(*other)) == (raw(one) == raw(other))
+
+
+def test_a_hash_covers_the_version_and_each_parts_length():
+    parts = b"dpfact secure sum 1", b"site", b"\1" + bytes(7)
+    text = b"".join(bytes([len(part)]) + bytes(7) + part for part in parts)
+    assert hashed("site", 1) == hashlib.sha256(text).digest()
 
 
 def test_the_context_depends_on_everything_and_on_nothing_else():
