@@ -10,7 +10,7 @@ from flwr.app import Message
 from dpfact_flower.collect import MOST_ASKED, format_error, is_lost
 from dpfact_flower.connected import ConnectedSites
 from dpfact_flower.errors import DataError, MessageError, QuorumError
-from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.files import disk_errors, replacing
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.server.coordinator import Coordinator
@@ -90,10 +90,11 @@ class SecureRounds:
     def _keep(self, last: Attempt) -> None:
         """Write the sites' public keys and the latest attempt to the run's folder."""
         self._last, coordinator = last, self._coordinator
-        if coordinator.run_dir is not None:
+        if (folder := coordinator.run_dir) is not None:
             stage = SecureStage("sum", last.number, self._members, last.asked).to_text()
             kept = {"round": last.round, "opened": last.opened, "stage": stage}
-            with replacing(coordinator.run_dir / SECURE, durable=coordinator.durable) as file:
+            path, durable = folder / SECURE, coordinator.durable
+            with disk_errors(folder), replacing(path, durable=durable) as file:
                 file.write(json.dumps(kept).encode())
 
     def finish(

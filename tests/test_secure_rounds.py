@@ -13,7 +13,7 @@ from dpfact_flower.client_app import DPFactClient, RoundRefusedError, client_rep
 from dpfact_flower.collect import MOST_ASKED
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError, QuorumError
+from dpfact_flower.errors import MessageError, QuorumError, StateError
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.secure_sum.keys import (
     Member,
@@ -538,3 +538,9 @@ def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
         assert not path.is_file() or vector[:64] not in path.read_bytes()
     kept = json.loads((tmp_path / "run" / "secure.json").read_text())
     assert SecureStage.from_text(kept["stage"]).names == tuple(NAMES[:3])
+
+
+def test_a_disk_error_at_the_server_is_one_line(tmp_path):
+    (tmp_path / "run" / "secure.json").mkdir(parents=True)
+    with pytest.raises(StateError, match="run: Is a directory"):
+        strategy(number=3, run_dir=tmp_path / "run").start(simulated(tmp_path, 3))
