@@ -129,9 +129,10 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "Each cell's first number is the fit of the sites' own models. A fit of 1 reproduces the "
-        "data exactly. A fit below 0 is worse than predicting zero everywhere. The second is the "
-        "factor match with planted phenotypes. All epsilons are the paper's (1.2 to 1.9).",
+        "The first number in a cell is the fit of the sites' own models. A fit of 1 reproduces "
+        "the data exactly. A fit below 0 is worse than predicting zero everywhere. The second "
+        "number in a cell is the factor match with planted phenotypes. All epsilons are the "
+        "paper's (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [

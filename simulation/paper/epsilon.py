@@ -67,11 +67,11 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Privacy: factor match against epsilon",
         "The factor match score (FMS) compares two models' shared factors. *FMS with itself*, the "
-        "paper's measure, compares a system with its noiseless run from the same starting point. "
-        f"*FMS with a fit* is the mean FMS against {len(_REFERENCES)} noiseless fits from other "
-        "starting points. The ceiling is the mean FMS between these fits. The null is the *FMS "
-        "with a fit* of models fitted to shuffled patients. A high *FMS with itself* proves "
-        "nothing: even a fit that never leaves its starting point scores high.",
+        "paper's measure, compares a system's model with the system's noiseless model from the "
+        f"same start. *FMS with a fit* is a model's mean FMS against {len(_REFERENCES)} noiseless "
+        "fits from other starts. The ceiling is the mean FMS between two noiseless fits. The null "
+        "is the mean *FMS with a fit* for models fitted to shuffled patients. A high *FMS with "
+        "itself* proves nothing: even a fit that never leaves its starting point scores high.",
         _figures(data_sets, rows),
         [
             Table(

@@ -49,7 +49,7 @@ def section(plan: Plan, results: Results) -> Section:
             Table(
                 "norms_planted", planted,
                 {"relative-l21": 1, "cosine": 2, **dict.fromkeys(sites, 1)},
-                "planted phenotypes of one site, and the norm of the matching column at every site",
+                "phenotypes planted at one site, and the norm of the matching column at every site",
             ),
         ],
         _verdicts(found),

@@ -19,18 +19,18 @@ These commands repeat the evaluation on the full MIMIC-III and on all of SynPUF:
     dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
-The commands were tested only on demo data."""
+The commands for the full data were tested only on demo data."""
 """Commands for readers with access to the restricted data."""
 
 _COMPARED = """\
-Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and
-privacy. Their data are not available, so this page repeats the comparison on synthetic and open
-data.
+The DPFact paper (Ma et al., CIKM 2019) compares DPFact with CP-ALS, SGD and TRIP in accuracy,
+traffic, prediction and privacy. The paper's data are not available, so this page repeats the
+comparison on synthetic and open data.
 
 - **CP-ALS** and **SGD, centralised** use all patients' data in one place. **TRIP** is federated and
   adds no noise.
 - **DPFact (P-SGD)** is the paper's method, without noise (*w/o DP*) or with *the paper's noise*.
-  The paper claims an epsilon per entry of the tensor, but its proof does not hold.
+  The paper claims an epsilon per entry of the tensor, but the proof does not hold.
 - **DPFact (exact)** minimises the same objective with this package's solver, without noise.
 - **DPFact, patient mode (ours)** has a [proven](explanation/proof.md) epsilon for each patient."""
 """Introduction of the systems."""

@@ -39,8 +39,8 @@ def section(plan: Plan, results: Results) -> Section:
         "Phenotypes",
         "A phenotype's coefficient is the change in the log odds of death per standard deviation "
         "of the membership. One maximum-likelihood fit gives all coefficients. Wald p-values are "
-        "not corrected for multiple testing. Counts below ten are not shown. No privacy guarantee "
-        "covers these figures, because they come from patient factors.",
+        "not corrected for multiple testing. Counts below ten are not shown. The tables of "
+        "phenotypes come from patient factors, so no privacy guarantee covers the tables.",
         [],
         tables,
         [],
@@ -60,8 +60,8 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
             Table(
                 f"phenotypes_{name}_{data.distinct}",
                 _leading(tables["sites"][data.distinct], by="coefficient"), _DIGITS,
-                f"the phenotypes of {data.distinct}'s own factors with the largest absolute "
-                "coefficients",
+                f"of the phenotypes of {data.distinct}'s own factors, those with the largest "
+                "absolute coefficients",
             )
         )  # fmt: skip
     return [*made, _beside(data, found, data.distinct or max(tables["sites"]), name)]
@@ -115,8 +115,9 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype most specific to {site} ({100 * weight[column]:.0f} % of its squared "
-        "patient loadings), and the matching phenotypes of other models, with cosines",
+        f"the phenotype most specific to {site} (which has {100 * weight[column]:.0f} % of the "
+        "phenotype's squared patient loadings), and the matching phenotypes of other models, with "
+        "cosines",
     )  # fmt: skip
 
 

@@ -18,12 +18,12 @@ Answer = Literal["yes", "partly", "no", "undecided", "not measured"]
 LEVEL = 0.95
 RULE = (
     f"A case compares, for example, two systems on one data set. The {100 * LEVEL:.0f} % "
-    "confidence interval of a mean paired difference decides the case. The values of a pair have "
-    "the same starting point (RMSE) or split of the patients (AUC). A case supports the claim if "
-    "the interval lies on the claimed side of zero, contradicts the claim if it lies on the other "
-    "side, and is otherwise open. The verdict is **yes** if all cases support the claim, "
-    "**partly** if some do, **no** if none does and some contradict it, and **undecided** if all "
-    "are open. Verdicts ignore our patient mode."
+    "confidence interval of a mean paired difference decides the case. Both values of a pair come "
+    "from the same starting point (RMSE) or the same split of the patients (AUC). A case supports "
+    "the claim if the interval lies on the claimed side of zero, contradicts the claim if the "
+    "interval lies on the other side, and is otherwise open. The verdict is **yes** if all cases "
+    "support the claim, **partly** if some do, **no** if none does and some contradict it, and "
+    "**undecided** if all are open. Verdicts ignore our patient mode."
 )
 """The rule for all verdicts, as stated on the page."""
 
