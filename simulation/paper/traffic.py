@@ -54,7 +54,7 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Traffic",
         "Traffic is the size of all sites' Flower messages in both directions, at rank 50. TRIP's "
-        "sites also send one Lagrange multiplier per factor value. These multipliers sum to zero "
+        "sites also send one Lagrange multiplier per factor value. The multipliers sum to zero "
         "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`).",
         [],
         [
