@@ -68,7 +68,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Check that nodes accept `request`. Leave out those that refuse, or raise an error."""
+        """Check that nodes accept `request`. If nodes refuse, leave them out or raise an error."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:
@@ -103,7 +103,7 @@ class ConnectedSites:
     # --- A round ----------------------------------------------------------------------------------
 
     def begin(self, seconds: float) -> None:
-        """Begin a round in which sites have at most `seconds`, or `timeout`, to answer."""
+        """Begin a round in which sites have `seconds`, but at most `timeout`, to answer."""
         self.sent.clear()
         self._received.clear()
         self._began, self.seconds = time.perf_counter(), min(self.timeout, seconds)
@@ -111,10 +111,10 @@ class ConnectedSites:
     def messages(
         self, requests: Mapping[int, RoundRequest], nodes: Iterable[int], policy: RoundPolicy
     ) -> list[Message]:
-        """Make the messages of `requests`, and set the Grid's policy for missing replies.
+        """Make one message per request, and set the Grid's policy for missing replies.
 
-        Connected `nodes` with a name but without a request are left out. Nodes without a name may
-        be lost sites, so they can get requests later.
+        Connected `nodes` that have a name but no request are left out of the round. A node without
+        a name may be a lost site that is back, so the node can get a request later.
         """
         others = {node for node in nodes if self.names.of(node) and node not in requests}
         self.grid.policy = policy._replace(left_out=self.left_out | others)
@@ -150,7 +150,7 @@ class ConnectedSites:
     def usable(
         self, received: Mapping[int, Message], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        """Return the usable replies, and a failure for each other site that got a request."""
+        """Return the usable replies, and a failure for every asked site without a usable reply."""
         lost = {n: self.names.of(n) for n, reply in received.items() if is_lost(reply)}
         nodes = dict.fromkeys(message.metadata.dst_node_id for message in self.sent)
         usable: list[SiteReply] = []

@@ -33,11 +33,11 @@ class Options:
     """Options that all readers share.
 
     `top` contains, for each mode, the number of most frequent codes to keep (None: all codes).
-    `vocabularies` contains public code lists, which replace `top`. Both follow the order of the
-    modes. `rolled_up` maps modes to groupings of codes, which are applied before `top`. Sites with
-    fewer than `min_patients` patients are merged into the site ``other``. If `keep_empty` is true,
-    patients without co-occurring codes are kept as empty rows. `memory` limits the memory that
-    DuckDB uses before it spills to disk.
+    `vocabularies` contains public code lists, which replace `top`. `top` and `vocabularies` follow
+    the order of the modes. `rolled_up` maps modes to groupings of codes, which are applied before
+    `top`. Sites with fewer than `min_patients` patients are merged into the site ``other``. If
+    `keep_empty` is true, patients without co-occurring codes are kept as empty rows. `memory`
+    limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None = None
@@ -86,7 +86,7 @@ def count(
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Return the numbers that `count` has stored, in order, as (place, what, number)."""
+    """Return what `count` has stored, as (place, what, number) tuples, the oldest first."""
     return tuple(connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall())
 
 
@@ -98,7 +98,7 @@ def table_of(mode: str) -> str:
 def add_events(connection: Connection, mode: str, source: str) -> int:
     """Add events to a mode, and return the number of new events.
 
-    `source` is an SQL subquery for the events. Rows without a patient or a code are ignored.
+    `source` is an SQL subquery that selects events. Rows without a patient or a code are ignored.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}

@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-In each mode, codes without a prefix are assigned the same system, if the system has names for at
-least 80 % of these codes. Dots in codes are ignored.
+In each mode, all codes without a prefix are assigned one system, which must have names for at least
+80 % of these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -36,7 +36,7 @@ _FORMS = {
 
 
 class Chapter(NamedTuple):
-    """An ICD chapter. `systems` contains each body system's first code and name."""
+    """An ICD chapter. `systems` contains each body system's name and first code."""
 
     first: str
     last: str
@@ -77,13 +77,13 @@ def version_of(codes: Iterable[str]) -> str:
 
 
 def category(version: str, code: str) -> str:
-    """Return the category of a diagnosis code without dots, or "" if the code is invalid."""
+    """Return a diagnosis code's category, or "" if the code is invalid or written with a dot."""
     match = _FORMS[version].fullmatch(code)
     return match[1] if match else ""
 
 
 def chapter(version: str, code: str) -> Chapter | None:
-    """Return the chapter of a diagnosis code without dots, or None if there is none."""
+    """Return the chapter that contains a diagnosis code (written without dots), or None."""
     group = category(version, code)
     for candidate in CHAPTERS[version]:
         if len(candidate.first) == len(group) and candidate.first <= group <= candidate.last:
@@ -120,10 +120,10 @@ _WORDS = re.compile(r"[a-z0-9]+")
 
 
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
-    """Return the name of a code, or an empty string.
+    """Return a code's name, or an empty string if the code has no name.
 
-    The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact` is true, a code without a name gets the name of the next broader code.
+    The code may have a dot and a prefix. ICD categories, and ICD chapters such as ``390-459``, have
+    names too. Unless `exact` is true, a code without a name gets the name of the next broader code.
     """
     bare, table = split_code(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(_DIAGNOSES.get(system, ""), ()):
@@ -144,9 +144,9 @@ def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the coding system of each code: one of `SYSTEMS`, or an empty string.
 
-    `codes` must be all codes of the mode, because a single code does not identify a system. If the
-    mode's name suggests procedures, no ICD code is treated as a diagnosis. If the name suggests
-    drugs or laboratory tests, only codes with a prefix are assigned a system.
+    `codes` must contain all codes of the mode, because a single code does not identify a system. If
+    the mode's name suggests procedures, no ICD code is treated as a diagnosis. If the mode's name
+    suggests drugs or laboratory tests, only codes with a prefix are assigned a system.
     """
     prefixes = [split_code(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -160,7 +160,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first component of a
-    path determines the body system. Otherwise, only ICD diagnoses are assigned a body system.
+    path determines the body system. Among other codes, only ICD diagnoses have a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -172,7 +172,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return a copy of the vocabulary with full names for missing or abbreviated descriptions."""
+    """Return a copy in which full names replace missing or abbreviated descriptions of codes."""
     of_codes = systems(vocabulary.name, vocabulary.codes)
     described = zip(of_codes, vocabulary.codes, vocabulary.descriptions, strict=True)
     texts = (
@@ -243,7 +243,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Map a system's codes, without dots, to names.
+    """Map the codes of a coding system, written without dots, to the codes' names.
 
     ``simulation.code_names`` creates the files that this function reads.
     """

@@ -3,7 +3,7 @@
 The tensor's cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as in
 the DPFact paper (section Dataset). A combination has one event for each of the m codes, and must
 satisfy the `Window` rule. In a mode, rows with the same patient, encounter, time and code count as
-one event. By default, patients without any combination are left out.
+one event. By default, patients without any combination of events are left out.
 
 A reader stores each mode's events (see `clinical_events`), and fills two tables of text columns:
 
@@ -11,7 +11,7 @@ A reader stores each mode's events (see `clinical_events`), and fills two tables
     descriptions  mode, code, description                            one row per code, optional
 
 Times are in whole minutes since an origin that is the same for all events of a patient. If the
-window requires the same encounter, the origin may differ between encounters.
+window requires the same encounter, encounters may have different time origins.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Window:
     """The rule that determines which events of one patient occur together.
 
     Events occur together if no two of them are more than `days` days apart. If `same_encounter` is
-    true, the events must also belong to one encounter. If `days` is 0 or None, events need only
-    belong to one encounter. Events without a required time or encounter are ignored.
+    true, the events must also belong to one encounter. If `days` is 0 or None, events of one
+    encounter occur together. Events without a required time or encounter are ignored.
     """
 
     days: int | None = None
@@ -104,8 +104,8 @@ def build_cohort(
     """Build all sites' tensors from the connection's tables. Every reader calls this function last.
 
     Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
-    identifier. `labels` are columns of ``patients``, in which NULL means 0. Small sites are merged
-    into the site ``other``, which may still have fewer than `min_patients` patients.
+    identifier. `labels` names label columns of ``patients``, where NULL means 0. Small sites are
+    merged into the site ``other``, which may still have fewer than `min_patients` patients.
     """
     refuse_equal_hashes(connection)
     for mode, how in (options.rolled_up or {}).items():

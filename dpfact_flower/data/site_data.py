@@ -36,7 +36,7 @@ class SiteData:
 
     `tensor`, of shape (patients, codes of mode 1, ...), says how often each patient has each
     combination of codes. `vocabularies` contains one vocabulary per mode, with distinct names.
-    `labels` maps names to 0/1 arrays of shape (patients,). A single array becomes the label
+    `labels` maps names to 0/1 arrays of shape (patients,). A single array given as `labels` becomes
     ``died``. `patients` contains the hospital's own, distinct patient identifiers. `row_unit` is
     what a row represents: a patient, or a discharge if the data does not identify patients.
     """
@@ -90,7 +90,7 @@ class SiteData:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """Return a copy with only the codes at the positions `kept`.
 
-        `kept` has an ascending array of positions per feature mode, or is empty to keep all codes.
+        `kept` has an ascending array of positions for each mode, or is empty to keep all codes.
         """
         if not kept:
             return self
@@ -104,7 +104,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file atomically. Only the file's owner can read it."""
+        """Write an .npz file atomically. Only the file's owner can read the file."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -178,14 +178,14 @@ class Truth:
     """The phenotypes that were planted in artificial data.
 
     `factors` has one array per feature mode, of shape (codes, phenotypes), with columns of norm 1.
-    `usage` is a mask, (sites, phenotypes), of the phenotypes that exist at each site.
+    `usage`, of shape (sites, phenotypes), says which phenotypes exist at each site.
     """
 
     factors: tuple[NDArray[np.float64], ...]
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that still have codes in every mode, or None if there are none."""
+        """Return the phenotypes that keep codes in every mode, or None if no phenotype does."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -302,7 +302,7 @@ class Cohort:
         return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path) -> None:
-        """Write all files, ``cohort.json`` last, so that a folder with this file is complete."""
+        """Write all files. Write ``cohort.json`` last, so a folder with this file is complete."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COHORT).unlink(missing_ok=True)

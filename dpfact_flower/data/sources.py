@@ -1,9 +1,9 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
-Files and PostgreSQL are opened read-only. To other databases, the package sends only SELECT
-statements. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which DuckDB would have to
-download extensions. To save memory, rows from SQLAlchemy are stored in a temporary CSV file that
-only the user can read.
+Files and PostgreSQL databases are opened read-only. To other databases, the package sends only
+SELECT statements. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which DuckDB would
+have to download extensions. To save memory, rows from SQLAlchemy are stored in a temporary CSV file
+that only the user can read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 class Source(NamedTuple):
     """The lower-case names of a source's tables, and a function that reads these tables.
 
-    `fetch` copies one of the source's tables to a temporary table, and returns the original's name
-    for error messages.
+    `fetch` copies a table of the source to a temporary table. `fetch` returns the source table's
+    name for error messages.
     """
 
     tables: Collection[str]

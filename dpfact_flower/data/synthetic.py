@@ -57,7 +57,7 @@ class SyntheticSettings:
     - `shares`: each site's share of the patients
     - `phenotypes`: number of planted phenotypes
     - `local`: share of the phenotypes that exist at only one site
-    - `distinct`: number of a site that lacks most of the other sites' phenotypes (0: no such site)
+    - `distinct`: which site lacks most of the other sites' phenotypes (1: the first; 0: no site)
     - `active`: mean number of active phenotypes per patient; no patient has more than 4
     - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, for example in repeat visits
@@ -198,7 +198,7 @@ def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
 
 
 def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw each site's distribution over phenotypes, shape (sites, phenotypes)."""
+    """Draw each site's distribution over phenotypes, as an array (sites, phenotypes)."""
     shares, rank = settings.site_shares, settings.phenotypes
     sites = len(shares)
     common = (np.arange(rank) + 4.0) ** -0.7
@@ -282,7 +282,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Combine each window's codes, one per mode. Return the combinations' windows and codes."""
+    """In each window, combine codes, one per mode. Return the combinations' windows and codes."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -310,7 +310,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017, each described by the phenotype that is most likely to draw it."""
+    """Return codes such as P017. Describe a code by the phenotype most likely to draw the code."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -56,7 +56,7 @@ TIME = (
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    An empty `delimiter` means the most frequent of the characters , ; | and tab in line 1.
+    An empty `delimiter` stands for the most frequent of , ; | and tab in the file's first line.
     """
 
     delimiter: str = ""
@@ -122,7 +122,7 @@ def columns_of(frame: Any) -> list[str]:
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
     """Open an in-memory DuckDB database, with a temporary folder that only the user can read.
 
-    DuckDB never downloads extensions. DuckDB's errors in the ``with`` block become a `DataError`.
+    DuckDB never downloads extensions. A DuckDB error in the ``with`` block becomes a `DataError`.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -187,12 +187,13 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    The table must have all `columns`. A missing `optional` column is read as NULL. Column names are
-    in lower case here, and may have any case in the table. The column ``code[]`` lists the
-    distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that meet the
-    SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL condition
-    `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts such as
-    ``nan`` become NULL. In Parquet files and `Rows`, only `floats` may hold fractions.
+    The table must have all `columns`. A missing `optional` column is read as NULL. `columns` and
+    `optional` are in lower case, but the table's column names may have any case. The column
+    ``code[]`` lists the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only
+    rows that meet the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet
+    the SQL condition `there`, in which ``$schema`` is the table's schema. If `null_words` is true,
+    texts such as ``nan`` become NULL. In Parquet files and `Rows`, only `floats` may hold
+    fractions.
     """
 
     name: str
@@ -253,9 +254,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. DuckDB then
-    reads a copy in which all lines end in LF. Files in UTF-16 or Windows-1252 are always read from
-    a copy in UTF-8.
+    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. After a
+    failure or a rejected line, DuckDB reads a copy in which all lines end in LF. Files in UTF-16 or
+    Windows-1252 are always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -406,7 +407,7 @@ def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str,
     advice: str = "",
 ) -> None:  # fmt: skip
-    """Raise an error that says that `column` must be `right` if any row meets `where`."""
+    """If any row meets `where`, raise an error that says that `column` must be `right`."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not{advice}")
 
@@ -466,7 +467,7 @@ def _typed(
 
 
 def _literal_path(path: Path, below: str = "") -> str:
-    """Return an SQL literal of the path, with wildcards (* ? [) escaped, followed by `below`."""
+    """Escape wildcards (* ? [) in the path, append `below`, and return an SQL literal."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 

@@ -1,7 +1,7 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends the digests of its vocabularies. A site with different digests refuses to join. The
-privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
+The server sends the digests of its vocabularies. A site with other vocabularies refuses to join.
+The privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file in Unicode form NFC."""
+    """Read a UTF-8 file, and return its text in Unicode form NFC."""
     try:
         # Spreadsheet programs write a byte order mark, which utf-8-sig skips.
         return normalize("NFC", path.read_text(encoding="utf-8-sig"))

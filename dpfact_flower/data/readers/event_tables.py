@@ -142,9 +142,9 @@ class EventTable:
 class LabelTable:
     """A table that contains each patient's label (0, 1, no or yes) or site.
 
-    `column` contains the labels or sites. Its default is the label's name or ``site``. `patient`
-    defaults to the patient column of the event tables. Patients who are not in the table get the
-    label `missing` (0 or 1), or cause an error if `missing` is empty.
+    `column` names the column that contains the labels or sites. By default, `column` is the label's
+    name or ``site``. `patient` defaults to the patient column of the event tables. Patients who are
+    not in the table get the label `missing` (0 or 1), or cause an error if `missing` is empty.
     """
 
     file: TableSource
@@ -176,7 +176,7 @@ def read(
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
     `tables` maps two or more feature modes to tables, in the order of the tensor's modes. `columns`
-    and `dialect` apply to tables that are not an `EventTable`. `name` is the name of the single
+    and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the single
     site, or of the cohort if there is a table of `sites`. Patients who are not in the table of
     sites are left out. Events occur together if they are at most `window_days` days apart. If
     `window_days` is 0 or None, events occur together if they belong to one encounter. `options` are
@@ -295,7 +295,7 @@ def _check_rows(
 ) -> tuple[int, int]:
     """Check the table ``loaded``, and convert times to minutes.
 
-    Return the number of rows, and the number of rows without the column that the window needs.
+    Return the number of rows, and how many rows lack the time or encounter that the window needs.
     """
     names = source.columns.names
     option = "time_format=" if isinstance(place, Rows) else "--time-format"

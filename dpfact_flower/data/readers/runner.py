@@ -7,30 +7,30 @@ directive (a comment above a statement) determines how the statement is used:
 - ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
   ``FILE``. Values that do not have the column's type are rejected. If a ``VARCHAR`` column's name
   ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers in this
-  form if some of them are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
-  column rejects missing values. ``UNIQUE`` rejects duplicates. The source may omit a column with
-  ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet a condition,
-  in which all columns are text. In a database, ``-- @there SQL`` selects rows before they are
-  transferred. With ``-- @optional CONSEQUENCE``, the table stays empty if the source lacks
-  ``FILE``, and the read report states the consequence. A column ``code`` of type ``VARCHAR[]``
-  lists the distinct values of the source's columns ``code_1``, ``code_2``, ... A star in ``FILE``
-  matches any text. All matching tables are then combined, and the column ``part`` contains the
-  matched text.
+  form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
+  column rejects missing values. ``UNIQUE`` rejects duplicates. The source may lack a column that is
+  declared with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet
+  an SQL condition, for which all columns are text. If the source is a database, ``-- @there SQL``
+  selects rows before their transfer. With ``-- @optional CONSEQUENCE``, the table stays empty if
+  the source lacks ``FILE``, and the read report states the consequence. A column ``code`` of type
+  ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``, ``code_2``, ... A star
+  in ``FILE`` matches any text. All tables that match ``FILE`` are combined, and the column ``part``
+  contains the matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
   of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
 - ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that returns table names and the numbers of rows that break a
-  requirement. A number above 0 is an error.
+  requirement. If any row breaks the requirement, reading fails.
 - ``-- @events``: a query that returns mode, patient, code and, if the window needs these columns,
-  encounter and time. A time is a date, a timestamp, or minutes since any origin. After this query,
-  the table ``people`` contains all patients who have events.
+  encounter and time. A time is a date, a timestamp, or minutes since any origin. After an
+  ``@events`` query, the table ``people`` contains all patients who have events.
 - ``-- @describe``: a query that returns mode, code and description.
 - ``-- @patients``: a query that returns patient and site, with one row per patient.
 - ``-- @label NAME``: a query that returns patients whose label is 1. ``@patients`` must come first.
 - ``-- @stays``: a query that returns the columns patient, begun and ended of each hospital stay,
   for the readmission label. ``@patients`` must come first.
 
-``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If this condition is false, the
+``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the SQL condition is false, the
 table stays empty or the label is left out. A placeholder such as ``$by`` is replaced by an option's
 value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``, ``$file`` (the
 source's file name) and ``$tables`` (the source's table names in lower case). If ``FILE`` has a
@@ -137,7 +137,7 @@ class Script:
       in one encounter (``encounter``), or both (``days in encounter``).
     - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
       with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
-    - `named`: whether the user must name the cohort. Otherwise the cohort gets the script's name.
+    - `named`: whether the user must name the cohort, which otherwise gets the script's name.
     """
 
     name: str
@@ -181,7 +181,7 @@ class Script:
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the feature modes that the given option values select."""
+        """Return the feature modes that are selected by the given values of the options."""
         named = values.get("mode") or self.modes
         if modes := tuple(mode for mode in named if values.get(mode, True)):
             return modes
@@ -224,10 +224,10 @@ def read(
 
     `reader` is the name of a script in this package (such as ``mimic4``) or in another installed
     package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
-    can open. `name` is the cohort's name. The default is the script's name, but some scripts
-    require a name. If the script's window is in days, events occur together if they are at most
-    `window_days` days apart. If `window_days` is 0 or None, events of the same encounter occur
-    together. `given` contains the script's options and the `Options` of all readers.
+    can open. `name` is the cohort's name, and may be omitted if the script is not `named`. If the
+    script's window is in days, events occur together if they are at most `window_days` days apart.
+    If `window_days` is 0 or None, events of the same encounter occur together. `given` contains the
+    script's options and the `Options` that all readers share.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     values = script.checked({key: given.pop(key) for key in script.options if key in given})
@@ -394,7 +394,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` selects ``patient``, ``begun`` and ``ended``. Stays that overlap count as one stay.
+        `stays` is a query for ``patient``, ``begun`` and ``ended``. Overlapping stays are merged.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
