@@ -136,7 +136,7 @@ class ConnectedSites:
         return self.by_node(self.grid.send_and_receive(messages, timeout=self.seconds))
 
     def by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Return replies of this round, keyed by the node that got the request."""
+        """Return this round's replies, keyed by the nodes that got the requests."""
         # An error about a lost node comes from the SuperLink and has the SuperLink's node ID, so a
         # reply's own node ID is not used.
         node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self.sent}

@@ -47,7 +47,7 @@ class AsyncDispatcher:
         self._send(nodes)
 
     def step(self) -> bool:
-        """Receive replies, and send requests. Return whether a round was completed.
+        """Receive replies and send requests, or sleep if idle. Return whether a round has ended.
 
         The checkpoint is always written before a new request is sent.
         """

@@ -191,7 +191,7 @@ def abbreviates(text: str, name: str) -> bool:
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
     Any other abbreviation must be shorter than the name and contain a shortened word. At least half
-    of the text's words must be words, shortened words or initials of the name.
+    of the text's words must come from the name: in full, shortened or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)

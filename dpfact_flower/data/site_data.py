@@ -393,14 +393,14 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file, from which only `read` loads the patients' data."""
+    """A site's data file. Only `read` loads the patients' data."""
 
     path: Path
     name: str
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """Return the content, cached until the file's inode, time stamp or size changes."""
+        """Return the content, and cache it until the file's inode, time stamp or size changes."""
         try:
             status = self.path.stat()
         except OSError:

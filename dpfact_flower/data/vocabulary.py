@@ -178,7 +178,7 @@ def _from_csv(text: str, name: str) -> Vocabulary:
 
 
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the column names in lower case, and the rows as dicts. Blank rows are skipped."""
+    """Return a CSV text's lower-case column names and its rows as dicts. Blank rows are skipped."""
     try:
         names, *rows = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
     except csv.Error:

@@ -1,9 +1,9 @@
 """Estimate, from a run's releases, how likely each phenotype is to exist in other patients.
 
-Let P be the sum of the sites' releases, and let z be fresh noise with the same standard deviation
-as P's noise. Then P + z and P - z (the *halves*) have independent noise. Models fitted to the two
-halves therefore share only structure in the patients' data. A phenotype in most of these models
-probably exists in other patients too (docs/explanation/certainty.md).
+The server adds fresh noise z to the sum P of the sites' releases, and also subtracts z from P. If z
+is as strong as P's noise, then P + z and P - z (the *halves*) have independent noise. Models fitted
+to the two halves share only structure in the patients' data. A phenotype in most models fitted to
+halves probably exists in other patients too (docs/explanation/certainty.md).
 """
 
 import math
@@ -46,7 +46,7 @@ patients drawn from that half."""
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:
-    """Return a typical patient's estimated number of codes per mode, or [] if it is unknown."""
+    """Return a typical patient's estimated number of codes per mode, or [] if unknown."""
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
         return []
     counts = mean_codes(matrices_of([summed(releases)], sum(sizes))[:, 0], sizes)
@@ -58,7 +58,7 @@ def halves(
 ) -> Iterator[NDArray[np.float32]]:
     """For `SPLITS` draws of noise z, yield P + z and P - z, where P is the sum of the releases.
 
-    `noise` is the standard deviation of the noise in each value of P and in each entry of a half.
+    The noise in each value of P, and in each entry of a half, has standard deviation `noise`.
     (Adding z multiplies the noise by sqrt(2), and `matrices_of` divides all values by sqrt(2).)
     """
     total = summed(releases)
@@ -89,8 +89,8 @@ def fitted_to_halves(
 ) -> Factors:  # fmt: skip
     """Fit a model to each of the `halves`, starting from random factors.
 
-    Return one array of shape (models, codes, rank) per mode. `counts` contains a typical patient's
-    number of codes in each mode.
+    For each mode, return an array of shape (models, codes, rank). `counts` contains a typical
+    patient's number of codes in each mode.
     """
     noise = sigma * math.sqrt(len(releases))
 
@@ -143,8 +143,8 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
     See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The chance is
-    at least one half for phenotypes whose codes may be merely frequent (see `_CLEAR`) and, if
-    `cells` exceeds `_MANY_CELLS`, for similar phenotypes (see `alike`).
+    at least one half for phenotypes whose codes may be merely frequent (see `_CLEAR`). If `cells`
+    exceeds `_MANY_CELLS`, the same holds for similar phenotypes (see `alike`).
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -162,7 +162,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Raise the chances if they imply a share of absences above `_USUAL` (Saerens et al. 2002)."""
+    """Raise chances that imply a share of absent phenotypes over `_USUAL` (Saerens et al. 2002)."""
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
     for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)

@@ -1,4 +1,4 @@
-"""Choose how many codes a run keeps in each mode, and which ones, given noisy code counts."""
+"""Choose each mode's number of codes for a run, and choose the codes by their noisy counts."""
 
 from collections.abc import Sequence
 
@@ -31,14 +31,14 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes per mode to pair in a start without noise, or () for all codes."""
+    """Return how many codes per mode a noiseless start pairs, or () if it pairs all codes."""
     return divided_equally(_FREQUENT, sizes) if sum(sizes) > _MOST_PAIRED else ()
 
 
 def divided_equally(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
     """Divide a number of codes equally among the modes, whose numbers of codes are `sizes`.
 
-    If a mode has fewer codes than its share, the other modes get more.
+    If a mode has fewer codes than its share, the other modes get more codes.
     """
     left, kept = total, [0] * len(sizes)
     for modes, mode in zip(range(len(sizes), 0, -1), np.argsort(sizes, kind="stable"), strict=True):

@@ -1,7 +1,7 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
-The forecast is the chance that all models of such a cohort pass the test in docs/results.md. To
-pass, a model must beat every fit to shuffled patients. The chance depends only on the strength.
+The forecast is the chance that all models of a real cohort beat every fit to shuffled patients, as
+in the test in docs/results.md. The chance depends only on the run's strength (see `chance_of`).
 """
 
 import math
@@ -36,7 +36,7 @@ class Lever(NamedTuple):
     """A quantity that could be changed to improve the forecast.
 
     `good` is the value that would make the forecast's verdict good, or 0 if no value suffices.
-    `chance` is the forecast chance after doubling the quantity, or after halving `rank` or `codes`.
+    `chance` is the forecast chance if the quantity is doubled (or, for `rank` and `codes`, halved).
     """
 
     name: Quantity
@@ -45,7 +45,7 @@ class Lever(NamedTuple):
 
     @property
     def text(self) -> str:
-        """`good` as text, rounded up to two digits (`rank` and `codes` are not rounded)."""
+        """`good` as text, with two digits and rounded up. `rank` and `codes` are not rounded."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -58,8 +58,8 @@ class Outlook(NamedTuple):
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
     the starting release's signal-to-noise ratio (`Facts.start_signal`). `chance` is the probability
-    that all models of such a cohort beat every fit to shuffled patients. The most helpful `levers`
-    come first.
+    that all models of a real cohort with these facts beat every fit to shuffled patients. The most
+    helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -121,8 +121,8 @@ def needs_of(plan: PatientPlan) -> Needs:
 def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    The strength is proportional to mu and the number of patients. Doubling the rank or the number
-    of codes divides the strength by sqrt(2).
+    The strength is proportional to the number of patients and to mu of Gaussian differential
+    privacy. Doubling the rank or the number of codes divides the strength by sqrt(2).
     """
     facts, lacking = plan.facts, GOOD_STRENGTH / strength
     epsilon, delta = plan.settings.epsilon, plan.settings.delta

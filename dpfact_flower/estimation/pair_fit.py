@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
-is the site's usage (weight) of each column of F. The diagonal of P_t is not released and has no
-effect. Exact coordinate descent updates F row by row, and then the usages. The product ``P_t F`` is
-slow to compute, so it is updated only once per `_BLOCK` rows.
+is site t's usage (weight) of each column of F. The diagonal of P_t is not released and does not
+affect the fit. Exact coordinate descent updates F row by row, and then the usages. The product
+``P_t F`` is slow to compute, so it is updated only once per `_BLOCK` rows.
 """
 
 import math
@@ -50,7 +50,7 @@ def summed(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """Return ``P_t F`` for every site, shape (sites, codes, phenotypes)."""
+    """Return ``P_t F`` for every site t, as an array of shape (sites, codes, phenotypes)."""
     codes, count, _ = sites.shape
     flat = sites.reshape(codes, -1).T  # the matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
@@ -72,9 +72,9 @@ def fit_pairs(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code improves the fit by more than noise would. This noise
-    has standard deviation `threshold` in each entry of P_t. The fit ends early if a step changes
-    `explained` by less than the fraction `settled`.
+    A code stays in a factor only if the code improves the fit by more than would noise of standard
+    deviation `threshold` in each entry of P_t. The fit ends early if a step changes `explained` by
+    less than the fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -101,7 +101,7 @@ def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None
 
 
 def inner(products: Sites, F: Floats) -> Floats:
-    """Return ``f_r^T P_t f_r`` for each site and phenotype, shape (sites, phenotypes)."""
+    """Return ``f_r^T P_t f_r`` for each site t and phenotype r, as an array (sites, phenotypes)."""
     return np.asarray(np.einsum("tjr,jr->tr", products, F))
 
 
@@ -141,7 +141,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Write row ``first + place`` of ``sum_t d_t * (P_t F)``, for the changed F, to `out`."""
+    """Write row ``first + place`` of ``sum_t d_t * (P_t F)`` to `out`. F includes `change`."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):
@@ -157,7 +157,7 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise the error over a block of F's rows. Update `gram`, and store changes in `change`."""
+    """Minimise the error over a block of F's rows. Update `gram`, and fill `change`."""
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
     for place in range(len(change)):

@@ -1,9 +1,9 @@
 """Refine one mode's global factor from the sites' noisy least-squares statistics.
 
-Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'`` with
-added noise. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K is the
-Khatri-Rao product of the other modes' factors, and H is the element-wise product of the same
-factors' Gram matrices. Without noise, the best factor F would minimise
+Patient i has the slice X_i(n), matricised in mode n, the factor a_i and the weight w_i. K is the
+Khatri-Rao product of all modes' factors except mode n's, and H is the element-wise product of the
+Gram matrices of the same factors. Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
+``G_t = sum_i w_i a_i a_i'`` with added noise. Without noise, the best factor F would minimise
 ``sum_t (tr(F (G_t * H) F') / 2 - <M_t, F>)``. Refinement spends no privacy budget.
 
 For each phenotype, sites are weighted by their estimated usage of the phenotype. With equal
@@ -69,11 +69,11 @@ def refine_factor(
     tau: int,
     pull: float,
 ) -> Factors:
-    """Use one release per site to update a mode's global factor. The new columns have norm 1.
+    """Update a mode's global factor by one release per site. The new factor's columns have norm 1.
 
-    The sites computed `releases`, with noise of standard deviation `sigma`, from these `factors`.
-    `shrink` is the soft threshold in standard deviations of the noise summed over sites. `tau` is
-    the number of passes over the columns. `pull` is the strength of the pull toward the previous
+    The sites computed `releases` from `factors`, and added noise of standard deviation `sigma`.
+    `shrink` is the soft threshold in standard deviations of the noise in the sum over sites. `tau`
+    is the number of passes over the columns. `pull` is the strength of the pull toward the previous
     factor, relative to a phenotype's total usage. Columns that would become zero stay unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
@@ -121,8 +121,8 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
     The prior mean is the phenotype's total usage times the site's share of all usage. The prior
-    variance is proportional to the squared share. The prior variances sum to the total squared
-    deviation from the prior means, minus the total variance of the noise.
+    variance is proportional to the square of the site's share. The prior variances sum to the
+    diagonals' total squared deviation from the prior means, minus the noise's total variance.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -138,10 +138,10 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 def site_weights(usage: Floats, noise: float) -> Floats:
     """Return a weight in (0, 1] for each site's residual of each phenotype (see `pooled`).
 
-    A residual's mean and variance over patients are proportional to usage. Therefore weights of
-    ``usage / (usage + noise)`` maximise the signal-to-noise ratio. With much noise, weights are
-    proportional to usage (a matched filter). Without noise, all weights are 1. `noise` is the total
-    variance of the noise in one column of a site's statistic.
+    A residual's mean and variance over patients are proportional to the site's usage. Weights of
+    ``usage / (usage + noise)`` therefore maximise the signal-to-noise ratio. If noise is strong,
+    weights are proportional to usage (a matched filter). If there is no noise, all weights are 1.
+    `noise` is the total variance of the noise in one column of a site's statistic.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)

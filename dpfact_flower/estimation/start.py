@@ -3,9 +3,9 @@
 All sites' co-occurrence matrices are fitted jointly (`pair_fit`). Because the problem is not
 convex, the server compares several candidates. A *random* candidate is first fitted to the sum of
 the sites' matrices and then to the separate matrices. To make the *grown* candidate, the server
-repeatedly adds the factors that explain most of the residual. Let P be the releases, and let z be
-fresh noise with the same standard deviation as P's noise. Candidates are fitted to P + z / 2 and
-evaluated on P - 2 z. The noise in these two sums is independent (docs/explanation/start.md).
+repeatedly adds the factors that explain most of the residual. Let z be fresh noise with the same
+standard deviation as the noise in the releases P. Candidates are fitted to P + z / 2 and evaluated
+on P - 2 z, which have independent noise (docs/explanation/start.md).
 """
 
 import logging
@@ -65,8 +65,8 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
-    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off the diagonal. If there are
-    more than `MOST_SEPARATE` sites, t refers to a group of sites.
+    ``stacked diag(usage_t) stacked^T`` approximates the off-diagonal entries of site t's matrix. If
+    there are more than `MOST_SEPARATE` sites, t refers to a group of sites.
     """
 
     factors: Factors
@@ -102,7 +102,7 @@ def positive_columns(factors: Sequence[NDArray[np.floating[Any]]]) -> Factors:
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
     """Return a site's estimated usage of each phenotype, and the estimates' standard deviations.
 
-    Usages are fitted by non-negative least squares, with columns scaled to norm 1.
+    Usages are fitted by non-negative least squares. The factors' columns are scaled to norm 1.
     """
     units = [unit_columns(np.asarray(factor, np.float64)) for factor in factors]
     F = np.concatenate(units) / math.sqrt(len(units))
@@ -128,7 +128,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to `packed` + z / 2, for fresh noise z. Return the best for `packed` - 2 z."""
+    """Fit candidates to `packed` + z / 2 (z: noise). Return the best one for `packed` - 2 z."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
@@ -181,7 +181,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Return `fitted`, but take factors in which all entries have become 0 from `before`."""
+    """Return `fitted`, in which factors with only zeros are replaced by those of `before`."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
@@ -205,7 +205,7 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors that explain the residual. Return None if fewer than `rank` are found."""
+    """Add factors that explain the residual. Return None if fewer than `rank` factors are found."""
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
     threshold = _GROWTH_THRESHOLD * noise
@@ -226,7 +226,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits the residual.
+    """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits site t's residual.
 
     Return between one and `most` dissimilar factors, best first. For `threshold`, see `fit_pairs`.
     """
@@ -247,7 +247,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Search for factors by power iterations. Return factors, usages and error reductions.
 
-    `_TRIES` searches start with equal usages. Each other search starts with usage at one site.
+    `_TRIES` searches start with equal usages. Any other search starts with usage at only one site.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

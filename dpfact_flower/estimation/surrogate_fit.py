@@ -43,8 +43,8 @@ def fitted_to_surrogates(
 ) -> Factors:  # fmt: skip
     """Return factors fitted to surrogate patients, or `start.factors` if there are no surrogates.
 
-    `start` was computed from `releases`, which has one release per site. `sigma` is the standard
-    deviation of the noise in each value. The result has positive entries and columns of norm 1.
+    `start` was computed from `releases`, which has one release per site. Each released value has
+    noise of standard deviation `sigma`. The result has positive entries and columns of norm 1.
     """
     # For squared errors, draw no surrogates if patients have many cells: fits would not help.
     squared = losses.find(by.loss).is_squared
@@ -74,7 +74,7 @@ def solver_input(surrogates: SparseTensor, number: int, by: SolverSettings) -> S
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Raise tiny entries, and scale patients' rows to match the patients' sums in `tensor`."""
+    """Raise tiny entries, and scale each patient's row to match the patient's sum in `tensor`."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -86,7 +86,7 @@ def fit_factors(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return fitted feature factors, and 1 minus their loss divided by a constant model's loss."""
+    """Return fitted feature factors, and the share by which they reduce a constant model's loss."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

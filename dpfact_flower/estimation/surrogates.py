@@ -1,11 +1,11 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
 If patients have few codes, the factors that best explain co-occurrences differ from the factors
-that best explain the patients' data. Refinement would need dozens of rounds, each with a privacy
-cost, to remove this difference. A fit to surrogate patients removes the difference at no privacy
+that best explain the patients' data. To correct the factors by refinement, a run would need dozens
+of rounds, each with a privacy cost. A fit to surrogate patients corrects the factors at no privacy
 cost (docs/explanation/start.md). A surrogate patient has a typical number of codes in each mode.
-The probability of drawing a code depends on the codes already drawn (naive Bayes). This dependence
-is weaker if a typical patient has many codes.
+The probability of drawing a code depends on the codes already drawn (naive Bayes). If a typical
+patient has many codes, codes depend less on each other.
 """
 
 import math
@@ -41,7 +41,7 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float,
     rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw patients like the sites' patients, or return None if those have too many codes.
+    """Draw surrogate patients, or return None if the sites' patients have too many codes.
 
     `start` was computed from `releases`, whose values have noise of standard deviation `sigma`. If
     `any_cells` is true, the number of codes has no limit.
@@ -99,15 +99,15 @@ def surrogate_patients(
 
 
 def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
-    """Estimate a patient's mean number of codes in each mode from the co-occurrences `total`.
+    """Estimate each mode's mean number of codes per patient from the co-occurrences `total`.
 
-    `total` has a block for each mode and for each pair of modes. A block's *mass* is the sum over
-    its pairs of codes. Suppose that a patient has k_n codes in mode n, and a cell for every
+    `total` has a block for each mode and for each pair of modes. A block's *mass* is the sum of its
+    pairs' co-occurrences. Suppose that a patient has k_n codes in mode n, and a cell for every
     combination of codes. Then, up to a common factor, the mass is ``CROSS sqrt(k_m k_n)`` for modes
-    m and n, and ``sqrt(k_n (k_n - 1) / 2)`` for mode n alone. If q is the second mass divided by
-    the first, ``k_n = 1 + 2 (CROSS q)^2 k_m``. Counts range from 1 to `_MOST_CODES`. If entries
-    have noise of standard deviation `raised`, each mass is shifted by the standard deviation of the
-    mass's noise, so that counts increase.
+    m and n, and ``sqrt(k_n (k_n - 1) / 2)`` for mode n alone. If q is the mass for mode n divided
+    by the mass for modes m and n, then ``k_n = 1 + 2 (CROSS q)^2 k_m``. Estimates range from 1 to
+    `_MOST_CODES`. If entries have noise of standard deviation `raised`, each mass is shifted by the
+    standard deviation of the mass's noise, so that counts increase.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]

@@ -222,8 +222,8 @@ def read(
 ) -> Cohort:
     """Read an EHR's tables into one tensor per site, as a script specifies.
 
-    `reader` is the name of a script in this package (such as ``mimic4``) or in another installed
-    package, or a script's path. `source` is anything that `dpfact_flower.data.sources.open_source`
+    `reader` is a script's path, or the name of a script in this package (such as ``mimic4``) or in
+    another installed package. `source` is anything that `dpfact_flower.data.sources.open_source`
     can open. `name` is the cohort's name, and may be omitted if the script is not `named`. If the
     script's window is in days, events occur together if they are at most `window_days` days apart.
     If `window_days` is 0 or None, events of the same encounter occur together. `given` contains the
