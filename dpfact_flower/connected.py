@@ -94,7 +94,7 @@ class ConnectedSites:
         return self.names.checked(answers, warn=warn)
 
     def leave_out_again(self) -> None:
-        """In a resumed run, leave out the nodes that the preflight left out."""
+        """In a resumed run, leave out the nodes that the run's first preflight left out."""
         coordinator = self._coordinator
         if coordinator.run_dir and coordinator.resumed and coordinator.run.preflight == "leave-out":
             known = read_readiness(coordinator.run_dir)

@@ -104,8 +104,8 @@ def build_cohort(
     """Build all sites' tensors from the connection's tables. Every reader calls this function last.
 
     Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
-    identifier. `labels` names label columns of ``patients``, where NULL means 0. Small sites are
-    merged into the site ``other``, which may still have fewer than `min_patients` patients.
+    identifier. In the columns `labels` of ``patients``, NULL means 0. Small sites are merged into
+    the site ``other``, which may still have fewer than `min_patients` patients.
     """
     refuse_equal_hashes(connection)
     for mode, how in (options.rolled_up or {}).items():
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>`` of events with a listed code and a known time or encounter."""
+    """Store the events that have a listed code and the needed time or encounter in ``mode_<n>``."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

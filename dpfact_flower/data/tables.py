@@ -188,9 +188,9 @@ class Table(NamedTuple):
     """The columns and rows to read from a table.
 
     The table must have all `columns`. A missing `optional` column is read as NULL. `columns` and
-    `optional` are in lower case. The table's names may have any case. The column ``code[]`` lists
-    the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that meet
-    the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL
+    `optional` are in lower case. The table's column names may have any case. The column ``code[]``
+    lists the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that
+    meet the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL
     condition `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts
     such as ``nan`` become NULL. In Parquet files and `Rows`, only `floats` may hold fractions.
     """

@@ -1,6 +1,6 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends the digests of its vocabularies. A site with other vocabularies refuses to join.
+The server sends the digests of its vocabularies. A site refuses to join if its own digests differ.
 The privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 

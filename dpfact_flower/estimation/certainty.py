@@ -144,7 +144,7 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
 
     See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The chance is
     at least one half for phenotypes whose codes may be merely frequent (see `_CLEAR`). If `cells`
-    exceeds `_MANY_CELLS`, the same holds for similar phenotypes (see `alike`).
+    exceeds `_MANY_CELLS`, the chance of similar phenotypes (see `alike`) is at least one half too.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)

@@ -69,7 +69,7 @@ def refine_factor(
     tau: int,
     pull: float,
 ) -> Factors:
-    """Update a mode's global factor by one release per site. The new factor's columns have norm 1.
+    """Update a mode's global factor from a release per site. The new factor's columns have norm 1.
 
     The sites computed `releases` from `factors`, and added noise of standard deviation `sigma`.
     `shrink` is the soft threshold in standard deviations of the noise in the sum over sites. `tau`

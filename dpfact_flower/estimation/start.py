@@ -5,7 +5,7 @@ convex, the server compares several candidates. A *random* candidate is first fi
 the sites' matrices and then to the separate matrices. To make the *grown* candidate, the server
 repeatedly adds the factors that explain most of the residual. Let z be fresh noise with the same
 standard deviation as the noise in the releases P. Candidates are fitted to P + z / 2 and evaluated
-on P - 2 z, which have independent noise (docs/explanation/start.md).
+on P - 2 z, because these two sums have independent noise (docs/explanation/start.md).
 """
 
 import logging

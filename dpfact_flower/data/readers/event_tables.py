@@ -4,7 +4,7 @@
   time or encounter. A column with descriptions of the codes is optional. Rows with the same
   patient, encounter, minute and code count as one event.
 - Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A column
-  that mixes times with and without an offset is rejected.
+  in which only some times have an offset is rejected.
 - The reader rejects invalid data, such as an empty patient identifier or code, an invalid date, or
   a patient at two sites. The reader reports how many rows are left out.
 """
