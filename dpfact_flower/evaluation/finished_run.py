@@ -19,9 +19,9 @@ class FinishedRun:
     """The content of a finished run's folder.
 
     `model` contains the phenotypes that all sites share, and `summary` is the content of
-    ``summary.json``. `records` has a record for each round. `tables` contains statistics of the
-    phenotypes over all sites' patients, if measured. `folder` is None if the run is only in memory.
-    `replications` lists matches with other runs' phenotypes, and `reviewed` contains chart reviews.
+    ``summary.json``. `records` has a record for each round. If the run was measured, `tables`
+    contains statistics of the phenotypes over all sites' patients. `folder` is None for a run in
+    memory. `replications` lists matches with other runs' phenotypes, and `reviewed` chart reviews.
     """
 
     model: GlobalModel
@@ -50,7 +50,7 @@ class FinishedRun:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Self:
-        """Write the run to an empty folder, where `read` and `dpfact` commands can use it."""
+        """Write the run to an empty folder, for later use by `read` and `dpfact` commands."""
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):

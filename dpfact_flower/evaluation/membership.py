@@ -1,8 +1,8 @@
 """Assign phenotypes to patients by a fixed rule.
 
 A patient's scores are the coefficients of a least-squares fit of the phenotypes to the patient's
-record. Records and phenotypes are scaled to norm 1, so scores do not depend on the number of codes.
-A score of 1 means that the record consists of the phenotype alone.
+record. Records and phenotypes are scaled to norm 1, so patients with many codes do not have larger
+scores. A score of 1 means that the record consists of the phenotype alone.
 """
 
 from typing import Any
@@ -32,13 +32,13 @@ def scores(
 
 
 def column_shares(factor: NDArray[Any]) -> NDArray[Any]:
-    """Return each entry of a factor as a share of its column's sum of absolute values."""
+    """Divide each entry of a factor by the sum of the absolute values in the entry's column."""
     sums = np.abs(factor).sum(axis=0)
     return np.asarray(factor / np.where(sums > 0, sums, 1.0))
 
 
 def has_phenotype(scores: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return whether each patient has each phenotype."""
+    """Return a mask of the phenotypes that each patient has."""
     return np.asarray(np.abs(scores) > LEAST_SCORE)
 
 
@@ -49,7 +49,7 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
-    """Return a sparse array, (patients, codes), with a 1 for each of a patient's codes."""
+    """Return a sparse array of shape (patients, codes), with a 1 for each code of each patient."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))

@@ -1,4 +1,4 @@
-"""A run's global model: its phenotypes, and patients' scores for these phenotypes.
+"""Define a run's global model, and compute patients' scores for the model's phenotypes.
 
 In privacy mode ``patient``, the model is differentially private. Scores are computed without noise
 from a site's data, so a table of scores (a membership table) must stay at that site.
@@ -41,12 +41,12 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 
 @dataclass(frozen=True)
 class CodeRow:
-    """A code in a phenotype. Phenotypes are numbered from 1 and may have a `name`.
+    """A code in a phenotype. Phenotype numbers start at 1. Some phenotypes have a `name`.
 
-    `place` is the code's rank by share among the codes of its mode, from 1. `weight` is the code's
-    entry in the factor, and `share` is `weight` divided by the column's sum of absolute values.
-    `lift` is `share` divided by the code's mean share over all phenotypes. `false_discovery` is the
-    probability that the phenotype does not occur in other patients, or None if unknown.
+    `place` is 1 for the code with the mode's largest share, 2 for the next code, and so on.
+    `weight` is the code's entry in the factor, and `share` is `weight` divided by the column's sum
+    of absolute values. `lift` is `share` divided by the code's mean share over all phenotypes.
+    `false_discovery` is the estimated probability that a fit to other patients lacks the phenotype.
     """
 
     phenotype: int
@@ -65,7 +65,7 @@ class CodeRow:
 class Memberships:
     """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
-    `patients` holds the site's own identifiers or, without identifiers, row numbers from 1.
+    `patients` lists the patients' identifiers or, if there are none, row numbers that start at 1.
     `scores` has shape (patients, phenotypes). `without` counts the patients who have none of the
     model's codes. Their scores are 0. `missing` counts the model's codes that the site lacks.
     """
@@ -81,7 +81,7 @@ class Memberships:
 
     @property
     def has(self) -> NDArray[np.bool_]:
-        """A mask, (patients, phenotypes), of the scores above 0.15."""
+        """A mask of the scores with an absolute value above 0.15, shape (patients, phenotypes)."""
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
@@ -97,7 +97,7 @@ class Memberships:
 
 
 def write_memberships(path: Path, by_site: Mapping[str, Memberships], *, cohort: bool) -> None:
-    """Write a CSV file of memberships that only its owner can read. `cohort` adds a site column."""
+    """Write memberships as CSV, readable only by the file's owner. `cohort` adds a site column."""
     names = (SITE, PATIENT, HAS, *next(iter(by_site.values())).names)
     rows = ((site, *row) for site, found in by_site.items() for row in found.rows())
     first = 0 if cohort else 1
@@ -108,8 +108,8 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships], *, cohort:
 class GlobalModel:
     """A run's global model. Each factor is a float32 array of shape (codes, phenotypes).
 
-    There is one factor and one vocabulary per feature mode. `names` maps phenotypes' numbers, from
-    1, to names that people gave them. For `false_discovery`, see `CodeRow`.
+    There is one factor and one vocabulary per feature mode. `names` maps phenotypes' numbers, which
+    start at 1, to names that people chose. For `false_discovery`, see `CodeRow`.
     """
 
     factors: Factors
@@ -120,7 +120,7 @@ class GlobalModel:
 
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
-        """Read a finished run's model, with the names that people gave to its phenotypes."""
+        """Read a finished run's model, and the names that people gave to the phenotypes."""
         factors, vocabularies = run_folder.read_model(folder)
         solver = SolverSettings.from_config(run_folder.read_config(folder)["run-config"])
         names = run_folder.read_names(folder, factors[0].shape[1]).phenotypes
@@ -152,7 +152,7 @@ class GlobalModel:
         return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Return, by phenotype and mode, the codes with non-zero weights, largest share first."""
+        """Return the codes with non-zero weights by phenotype and mode, largest share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
@@ -199,7 +199,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model of a site's scores and of feature factors with columns of norm 1."""
+        """Return a CP model with the site's scores, and with feature columns scaled to norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 
@@ -220,7 +220,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _recoded(self, site: SiteData) -> tuple[SparseTensor, int]:
-        """Return the tensor, indexed by the model's codes, and how many of them the site lacks."""
+        """Return the tensor indexed by the model's codes, and how many codes the site lacks."""
         own = [vocabulary.name for vocabulary in site.vocabularies]
         if sorted(own) != sorted(self.modes):
             raise DataError(
@@ -246,7 +246,7 @@ class GlobalModel:
 
 
 def unique(names: Mapping[int, str], *reserved: str) -> dict[int, str]:
-    """Append the number to each name that clashes with another name, until no names clash."""
+    """Append each clashing name's number to the name, until all names are different."""
     result = dict(names)
     while max((uses := Counter([*reserved, *result.values()])).values()) > 1:
         result = {n: f"{name} ({n})" if uses[name] > 1 else name for n, name in result.items()}

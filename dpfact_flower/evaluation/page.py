@@ -1,7 +1,7 @@
 """Write self-contained HTML pages, and format the numbers on these pages.
 
 A page's Content-Security-Policy allows only the page's own script, identified by its hash. Equal
-content gives equal bytes. Slow libraries (matplotlib, Jinja2) are imported only when needed.
+content gives equal bytes. Matplotlib and Jinja2 load slowly, so they are imported only when needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STYLE: Any = {  # matplotlib's own type lists every setting's name
 
 
 def library(name: str) -> Any:
-    """Import an optional, slow library, or raise an error that says how to install it."""
+    """Import an optional library, or raise an error that says how to install the library."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -89,7 +89,7 @@ def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
 
 
 def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]) -> Any:
-    """Return panels, drawn side by side in the page's colours, as one SVG element.
+    """Draw panels side by side in the page's colours, and return them as one SVG element.
 
     `name` is a prefix of all ids in the element. `label` describes the figure for screen readers.
     """
@@ -134,7 +134,7 @@ def counted(count: int) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes with a decimal unit."""
+    """Format a number of bytes with a decimal unit, such as ``1.5 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -156,7 +156,7 @@ def p_value(p: float) -> str:
 
 
 def odds(coefficient: float) -> str:
-    """Format a log odds ratio as an odds ratio with few digits, but never as 0.00."""
+    """Format a log odds ratio as an odds ratio, such as ``2.31``, ``12`` or ``<0.01``."""
     if coefficient < math.log(0.005):
         return "<0.01"
     if coefficient > math.log(99.5):

@@ -106,8 +106,8 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
     A cell shows the norm of a phenotype's column in a site's patient factor, as a percentage of the
-    site's largest norm. Crosses mark columns that the l2,1 penalty set to zero. `names` are shown
-    for up to 60 phenotypes.
+    site's largest norm. Crosses mark columns that the l2,1 penalty set to zero. With more than 60
+    phenotypes, numbers replace the `names`.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)

@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
 Outcomes can be predicted well from the number of a patient's codes, and to some degree even from
-random factors. Results therefore include two baselines, which predict from the set of codes or from
-the sum of counts. Scores stay at the sites, so only simulations have an AUC over all sites.
+random factors. Results therefore include predictions from two baselines: the set of codes, and the
+sum of counts. Scores stay at the sites, so only simulations have an AUC over all sites.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,8 +38,8 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    Splits are stratified by site and label, and are the same for all predictors. A column of
-    `patient_factors` must belong to the same phenotype at every site. Sites without the label are
+    Splits are stratified by site and label, and are the same for all predictors. Each column of
+    `patient_factors` must belong to the same phenotype at all sites. Sites without the label are
     left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
@@ -90,10 +90,10 @@ def split_scores(
     groups: Mapping[int, NDArray[np.bool_]],
     masks: Iterable[NDArray[np.bool_]],
 ) -> dict[int, list[float]]:
-    """For each group of patients, return the AUC on the test patients of each split.
+    """For each group of patients, return one AUC per split, computed on the test patients.
 
-    `model` creates an unfitted scikit-learn classifier. The result omits groups in which either
-    label has fewer than `SMALL` patients.
+    `model` creates an unfitted scikit-learn classifier. The result omits a group if fewer than
+    `SMALL` of its patients have, or lack, the outcome.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= SMALL}

@@ -1,8 +1,8 @@
 """Compute phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-Reports may be shared, so a table hides every count below ten of patients with a phenotype, a code
-or an outcome. A table also hides every number from which readers could derive such a count. The
-number of patients at a site is never hidden.
+Reports may be shared, so tables hide the number of patients with a phenotype, a code or an outcome
+if that number is below ten. Tables also hide numbers that would let readers derive a count below
+ten. The number of patients at a site is never hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,9 +119,9 @@ def _codes(
 def _reveals_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether a code's counts reveal a small count among patients without a phenotype.
+    """Return whether a code's counts reveal a small count among the patients who lack a phenotype.
 
-    `carriers` patients have the code, `owners` patients have the phenotype, and `inside` have both.
+    `carriers`, `owners` and `inside` count the patients with the code, the phenotype, and both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -132,7 +132,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return `count` / `patients`, or a word if this share would reveal a small count."""
+    """Return the share `count` / `patients`, or a word if the share would reveal a small count."""
     if not patients:
         return None
     if count < SMALL:
@@ -148,7 +148,7 @@ def _hidden_if(reveals: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence per site. `counts` are its patients, `sizes` all patients."""
+    """Return a phenotype's prevalence per site, from `counts` of patients and the site `sizes`."""
     lacking = {site: sizes[site] - count for site, count in counts.items()}
     shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
     hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)
@@ -208,7 +208,8 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    Together with the table's totals, a rate reveals counts of patients by phenotype and outcome.
+    Readers could combine the rate with the table's totals to count patients by phenotype and
+    outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -223,7 +224,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit one logistic regression on all scores. Omit coefficients that have an `_obstacle`."""
+    """Regress the label on all scores. Phenotypes with an `_obstacle` get no coefficient."""
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]
@@ -253,7 +254,7 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
 def _logistic(
     memberships: NDArray[np.floating[Any]], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Regress on standardised scores. A ridge penalty bounds coefficients of perfect predictors."""
+    """Regress on standardised scores, with a ridge penalty that keeps all coefficients finite."""
     design = StandardScaler().fit_transform(memberships.astype(np.float64))
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-10)
     risk = model.fit(design, label).predict_proba(design)[:, 1]

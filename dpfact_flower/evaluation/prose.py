@@ -83,7 +83,7 @@ def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
 def phrase(description: str, code: str) -> str:
     """Return the last part of a code's description, or the code if the description is empty.
 
-    ``|`` separates a description's parts. If there are four or more, return the last two.
+    Parts are separated by ``|``. If a description has four or more parts, return the last two.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -109,7 +109,7 @@ def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
 
 
 def _either(names: Sequence[str], most: int) -> str:
-    """Join names as in ``a, b or c``, or as in ``a, b or others`` if there are more than `most`."""
+    """Join names as in ``a, b or c`` or, with more than `most` names, as in ``a, b or others``."""
     parts = list(names) if len(names) <= most else [*names[:most], "others"]
     return " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
@@ -135,7 +135,7 @@ def likelihood(chance: float) -> str:
 
 
 def certainty(pairs: Sequence[tables.Pair], chance: float | None) -> list[str]:
-    """Return a phenotype's `stability` and `likelihood` labels, without those that are unknown."""
+    """Return a phenotype's `stability` and `likelihood` labels, as far as they are known."""
     return [stability(pairs)] * bool(pairs) + ([] if chance is None else [likelihood(chance)])
 
 
@@ -199,7 +199,7 @@ def rate(
 ) -> str:
     """Describe an outcome's rate among a phenotype's patients, and the rate among all patients.
 
-    `owners` is the phenotype's number of patients, or 0 if unknown.
+    `owners` is the number of patients with the phenotype, or 0 if this number is unknown.
     """
     of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if association.rate == "hidden":

@@ -47,7 +47,7 @@ _MANY_LISTS = 60
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write a run's report to `out` (default: ``report.html``), readable only by its owner.
+    """Write a run's report to `out` (by default ``report.html``), readable only by its owner.
 
     The report of a deployment omits all measures that need the sites' data.
     """
@@ -110,7 +110,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct `SiteSpending`, with the names of the sites that it describes."""
+    """Return each distinct `SiteSpending` once, with the names of the sites that share it."""
     rows: dict[str, tuple[SiteSpending, list[str]]] = {}
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         rows.setdefault(repr(spent), (spent, []))[1].append(site)

@@ -1,9 +1,10 @@
 """Write sheets for chart reviews of phenotypes, and read the completed sheets.
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
-contains the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. The run folder gets only the decision and the phenotype's name. For ten or more charts,
-the folder also gets the number of charts and the rounded share of confirmed charts.
+contains the patients' scores. No privacy guarantee covers a review's files, so the files must stay
+at the hospital. The run folder receives the review's decision and the phenotype's name. From ten
+charts on, the run folder also receives the number of charts and the rounded share of confirmed
+charts.
 """
 
 import csv
@@ -55,7 +56,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A reviewed patient. `near` marks patients chosen for scores near the threshold."""
+    """A reviewed patient. `near` is true if the patient's score is near the threshold."""
 
     patient: str
     score: float
@@ -86,7 +87,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Rounded share of confirmed charts and number of charts, if there are at least ten."""
+        """The rounded share of confirmed charts and the number of charts, if at least ten."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -125,8 +126,8 @@ def write_sheet(
 ) -> Path:
     """Write a review's sheet, page and key, readable only by their owner. Return the sheet's path.
 
-    Half of the chosen patients have the highest scores. The other half have scores nearest to the
-    threshold, above or below it. `seed` determines the random order.
+    Half of the chosen patients have the highest scores. The other chosen patients have the scores
+    nearest to the threshold, above or below it. `seed` determines the random order.
     """
     sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
@@ -234,7 +235,7 @@ def _bare(patient: str) -> str:
 
 
 def new_files(folder: Path, out: Path) -> list[Path]:
-    """Return the paths of a sheet, page and key: `out` plus ``.csv``, ``.html``, ``.key.json``.
+    """Return the paths of a sheet, page and key (`out` plus ``.csv``, ``.html``, ``.key.json``).
 
     Raise an error if one of the files exists, or if `out` is in the run's `folder`.
     """

@@ -1,4 +1,4 @@
-"""Read and write the files in a run folder, which contain no individual patient's data.
+"""Read and write a run folder's files, none of which contains an individual patient's data.
 
 ``config.toml`` contains the settings and software versions. ``names.toml`` contains names and chart
 reviews of phenotypes. `dpfact_flower.server` writes ``history.jsonl`` and ``checkpoint.npz``.
@@ -108,7 +108,7 @@ def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
-    """Read matches with other runs from ``beside.json``. Return () if there is no such file."""
+    """Read matches with other runs in ``beside.json``. Return () if the file is missing."""
     path = folder / BESIDE
     if not path.exists():
         return ()
@@ -139,9 +139,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    `charts` is the number of charts of patients with the highest scores. `confirmed` is the rounded
-    share of these charts that confirm the phenotype. `near_charts` and `near_confirmed` describe
-    patients with scores near the threshold. Values based on fewer than ten charts are None.
+    For the patients with the highest scores, `charts` is the number of charts, and `confirmed` is
+    the rounded share of charts that confirm the phenotype. `near_charts` and `near_confirmed`
+    describe patients with scores near the threshold. Values based on fewer than ten charts are
+    None.
     """
 
     verdict: Literal["keep", "drop"]

@@ -1,6 +1,6 @@
 """Summarise a run from the server's state and, in a simulation, from the sites' data.
 
-A simulation has all sites' data on one machine. After the last round, this module computes
+In a simulation, one machine has all sites' data. After the last round, this module computes
 reconstruction errors, AUCs and tables from the data, but never sends these results.
 """
 
@@ -157,7 +157,7 @@ def _recorded(
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     """Return the planned releases of each site that has replied at least once.
 
-    Rounds without a timely reply are included, because the site may have charged such a round.
+    A round without a timely reply is included, because the site may have charged the round.
     """
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
@@ -249,7 +249,7 @@ def shared_error(
 ) -> SquaredError:
     """Return the total squared error of `features`, with patient factors refitted to the tensors.
 
-    This error is comparable with the error of methods in which sites share all feature factors.
+    The returned error is comparable with that of methods in which sites share all feature factors.
     """
     errors = []
     for tensor in tensors:

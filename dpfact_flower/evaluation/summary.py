@@ -1,6 +1,6 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
-Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. If one is None, its keys
+Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. Fields without a value
 are omitted, except that `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null.
 """
 
@@ -38,14 +38,14 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's privacy cost and releases. In ``summary.json``, releases also have a ``rho``."""
+    """One site's privacy cost and releases. In ``summary.json``, each release has a ``rho``."""
 
     ledger: tuple[ReleaseEvent, ...]
 
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """The privacy cost of the site that spent the most. `per_site` has the cost of every site."""
+    """The privacy cost of the site that spent the most. `per_site` lists the cost of every site."""
 
     unit_in_words: str
     neighbours_in_words: str
@@ -57,8 +57,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` estimate the traffic of the DPFact paper's method and of TRIP for
-    the same replies. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` estimate the traffic that the DPFact paper's method and TRIP need
+    for as many replies. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """Fit and RMSE (over all or non-zero cells) of the sites' own models after a round."""
+    """The sites' fit after a round, and their RMSE over all cells and over non-zero cells."""
 
     round: int
     all_cells: float
@@ -149,9 +149,9 @@ class Measured:
 
     `fms` is the factor match score with the true phenotypes, if these are known. `auc` is the AUC
     for the first label. `errors` is None if the loss is not the squared error, or if no round
-    included all sites. `fit_shared` is the share of the data that the shared factors explain, with
-    patient factors refitted. `fit_frequencies` is the share that code frequencies alone explain.
-    `coherence` is None if the model is uninformative.
+    included all sites. `fit_shared` is the share of the data that the shared factors and refitted
+    patient factors explain. `fit_frequencies` is the share of the data that code frequencies alone
+    explain. `coherence` is None if the model is uninformative.
     """
 
     fms: float | None
@@ -175,7 +175,7 @@ class Summary:
 
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
     the model. `row_unit` names what a row of the tensor represents, such as ``patient``.
-    `false_discovery` holds, if estimated, the probability that each phenotype is a false discovery.
+    `false_discovery` lists each phenotype's estimated probability of being a false discovery.
     `spent` is None in a run without noise, and `measured` is None in a deployment.
     """
 
@@ -200,7 +200,7 @@ class Summary:
 
     @property
     def predictions(self) -> dict[str, OutcomePrediction]:
-        """The predictions of outcomes by label, if they were measured."""
+        """The predictions of outcomes by label, or an empty mapping if nothing was measured."""
         return self.measured.predictions if self.measured else {}
 
     def to_dict(self) -> dict[str, Any]:

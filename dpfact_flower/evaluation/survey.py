@@ -1,9 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. In the others, codes come from another phenotype: one
-leading code or, if there are several modes, all codes of the last mode. The key says which items
-are real, so nobody should read the key before the survey ends. The files reveal no more about
-patients than the model does.
+Half of the items are phenotypes of the model. In each made-up item, one leading code or all codes
+of the last mode come from another phenotype. The key says which items are real, so nobody should
+read the key before the survey ends. A survey reveals no more about patients than the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,7 +124,7 @@ def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
-    """Return the kappa of `one` and `two`, or ``undefined`` if every answer is the same."""
+    """Return the kappa of `one` and `two`, or ``undefined`` if all answers are the same."""
     pairs = [(one[n], two[n]) for n in sorted(one)]
     if len({answer for pair in pairs for answer in pair}) < 2:
         return "undefined"

@@ -1,9 +1,9 @@
-"""Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
+"""Define the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is a number, or None if no patients were counted. If the number would reveal a
+A share of patients is a number, or None if there are no patients. If the number would reveal a
 count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` means
-all except nine or fewer of up to 99 patients. ``nearly all`` means all except nine or fewer of 100
-or more patients. ``hidden`` means that readers could derive a small count from the number.
+all except at most nine, in a group of fewer than 100. ``nearly all`` means all except at most nine,
+in a group of 100 or more. ``hidden`` means that readers could derive a small count from the number.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's frequency in the phenotype's patients, and `everybody` in all patients.
+    The code's frequency is `observed` in the phenotype's patients, and `everybody` in all patients.
     """
 
     code: str
@@ -33,9 +33,9 @@ class Association:
     """The association of a phenotype with an outcome, adjusted for the other phenotypes.
 
     `coefficient` is the log odds ratio per standard deviation of the score, with a 95 % `interval`.
-    `p_value` is from a two-sided Wald test, not corrected for the number of phenotypes. `reason`
-    says why a coefficient is missing. `rate` is the share of the phenotype's patients with the
-    outcome, and `rate_interval` is its Wilson 95 % interval.
+    `p_value` is from a two-sided Wald test, and is not corrected for the number of phenotypes.
+    `reason` says why a coefficient is missing. `rate` is the share of the phenotype's patients who
+    have the outcome, and `rate_interval` is its Wilson 95 % interval.
     """
 
     coefficient: float | None = None
@@ -80,7 +80,7 @@ class PhenotypeTable:
 class SiteUsage:
     """How strongly each phenotype is present at each site: column norms of the patient factors.
 
-    `norms` increase with a site's number of patients. `off` marks columns that are entirely zero.
+    Sites with more patients have larger `norms`. `off` marks columns that are entirely zero.
     """
 
     sites: tuple[str, ...]
@@ -108,9 +108,9 @@ class SharedPhenotypes:
 class Pair:
     """A run's phenotype, the matched phenotype of another run, and their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is the value of this
-    product if each cosine is 0.85. `chance` is the 95th percentile of the match with artificial
-    phenotypes. Each artificial phenotype combines modes of different phenotypes from the other run.
+    `match` is the product of the cosine similarities in all modes. `fair` is the value that `match`
+    has if each cosine is 0.85. `chance` is the 95th percentile of the phenotype's matches with
+    artificial phenotypes, which combine modes of the other run's phenotypes.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Run DPFact in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`."""
+"""Run DPFact in this process, with `federate` or the scikit-learn estimator `DPFactPhenotyper`."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def federate(
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
-        See `as_cohort`. Sites that have code lists must have these lists.
+        See `as_cohort`. If the sites already have code lists, pass the same lists.
     out : path, optional
-        Folder for the run's files. If omitted, only `Run.save` writes the run to a folder.
+        Folder for the run's files. By default, only `Run.save` writes the run to a folder.
     state_dir : path, optional
-        Folder for each site's ledger and own model. If omitted, the ledgers are deleted after the
-        run, so they cannot limit later runs. If given, a run with noise also needs `max_epsilon`
-        and, in patient mode, `patients`.
+        Folder for each site's ledger and own model. By default, the ledgers are deleted after the
+        run, so they cannot limit later runs. With a `state_dir`, runs with noise also need
+        `max_epsilon` and, in patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -73,7 +73,7 @@ def federate(
     verbose : bool
         Whether to show Flower's log.
     **settings
-        Any run settings, spelled with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
+        Any run settings, spelled with underscores, such as ``rank=12, epsilon=4.0``.
 
     Raises
     ------
@@ -175,11 +175,11 @@ def as_cohort(
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
         sparse.COO or an array, with patients as the first mode. A site can also be a DataFrame with
         a row per patient and a column per code, or a DataFrame of events (see `frames`). Events
-        with a ``site`` column are split into sites. Unnamed sites become ``site-1`` and so on.
+        with a ``site`` column are split into sites. Unnamed sites are called ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one per feature mode. By default, a tensor's codes are numbered, and code
-        lists for events are made from the data. A run then reveals these lists, and its epsilon
-        does not cover them.
+        lists for events are made from the data. A run's result reveals code lists made from the
+        data, and epsilon does not cover these lists.
     window_days : int or None
         For events only; see `frames.read_events`.
     keep_empty : bool
@@ -276,7 +276,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     `fit` performs a whole federated run in this process, with the noise that the privacy mode
     requires. `transform` computes the scores of training or new patients. No privacy guarantee
-    covers these scores, so the scores must stay at the patients' site.
+    covers the scores, so they must stay at the patients' site.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     epsilon, delta : float
         Privacy parameters of one `fit`.
     rounds : int
-        Number of federated rounds. Patient mode ignores this setting and plans the number itself.
+        Number of federated rounds. Patient mode ignores `rounds` and plans the number itself.
     random_state : int, RandomState instance or None
         Public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies, window_days
@@ -297,24 +297,23 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         Cross-validation with k folds needs k fits.
     settings : mapping, optional
         Any other run settings, spelled with underscores; see ``dpfact settings``. In patient mode,
-        ``patients`` should be a public estimate of the total. By default, the plan uses the
-        exact number of patients, and treats this number as public.
+        ``patients`` should be a public estimate of the number of patients at all sites. By default,
+        the plan uses the exact number of patients, and treats this number as public.
 
     Attributes
     ----------
     model_ : GlobalModel
         The phenotypes, with their codes.
     vocabularies_ : tuple of Vocabulary
-        The code lists that `fit` used. In patient mode the model may have only some of these codes.
+        The code lists that `fit` used. In patient mode, the model may lack some of the lists'
+        codes.
     run_ : Run
         The run, with its `guarantee`, ledger and history.
     n_features_in_, feature_names_in_
         As in scikit-learn, if the patients were given as a matrix.
 
-    Notes
-    -----
-    Sites and cohorts can be indexed by patient, so scikit-learn can cross-validate on both. `y` and
-    sample weights are not used.
+    Notes ----- Sites and cohorts can be indexed by patient, so scikit-learn's cross-validation can
+    split them. `y` and sample weights are not used.
 
     Examples
     --------
@@ -353,7 +352,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         self.settings = settings
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Run DPFact on the sites in `X`, in any form that `as_cohort` accepts."""
+        """Run DPFact on the sites in `X`, which may have any form that `as_cohort` accepts."""
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -402,7 +401,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def codes_(self) -> NDArray[Any]:
-        """Names of the columns of `components_`: ``mode=code``, or ``code`` for a single mode."""
+        """Names of the columns of `components_` (``mode=code``, or ``code`` for a single mode)."""
         check_is_fitted(self)
         lists = self.model_.vocabularies
         named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]

@@ -28,7 +28,8 @@ class Run(FinishedRun):
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
     A run can be pickled, and contains no individual patient's data. A simulation's measures are
-    computed from all patients' data without noise, so protect such measures like patient data.
+    computed from all patients' data without noise, so the measures need the same protection as
+    patient data.
     """
 
     @property
@@ -44,7 +45,8 @@ class Run(FinishedRun):
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
         """Return each phenotype's codes, which reveal no more about patients than the model does.
 
-        The column ``certainty`` is based on the run's `replications`, if any.
+        The column ``certainty`` is based on the run's `replications` and on estimated false
+        discoveries.
         """
         frame = self.model.to_frame(top=top)
         frame.insert(1, "title", frame["phenotype"].map(titles(self.model)))
@@ -107,14 +109,14 @@ class Run(FinishedRun):
             return write_report(Path(self.save(folder)), out)
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Plot the weights of each mode's `top` codes in a phenotype. `number` starts at 1."""
+        """Plot the shares of a phenotype's `top` codes in each mode. `number` starts at 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
             raise DataError(f"phenotype: the model has no number {number}, or it has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:
-        """Plot the field `measure` of `RoundErrors` after each round."""
+        """Plot an error for each round. `measure` names a field of `RoundErrors`."""
         return self._drawn("errors", ax, self.summary, measure)
 
     def plot_traffic(self, ax: Axes | None = None) -> Axes:
@@ -128,7 +130,7 @@ class Run(FinishedRun):
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """For a label (default: the first), plot the AUCs of phenotypes and of two baselines."""
+        """Plot the AUCs of phenotypes and of two baselines for a label (by default the first)."""
         predictions = self.summary.predictions
         label = label or next(iter(predictions), "")
         if label not in predictions:
@@ -139,7 +141,7 @@ class Run(FinishedRun):
         return self._drawn("auc", ax, predictions[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
-        """Call the function `what` of `plots` with the given axes or, if None, with new axes."""
+        """Call the function `what` of the module `plots`, with new axes if `ax` is None."""
         library("matplotlib")
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 

@@ -54,7 +54,7 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
-    """Return the DPFact paper's epsilon, rho + 2 sqrt(rho log(1/delta)), valid but not tight."""
+    """Return the DPFact paper's epsilon, rho + 2 sqrt(rho log(1/delta)), which is not tight."""
     return rho + 2 * math.sqrt(rho * log_of_inverse(delta))
 
 
@@ -82,7 +82,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return the epsilon of Opacus' formula for Renyi DP with cost alpha * rho at order alpha."""
+    """Return epsilon by Opacus' formula, for a Renyi DP cost of alpha * rho at each order alpha."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -101,7 +101,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return the epsilon of releases of `count` values in total, with discrete Gaussian noise.
+    """Return the epsilon of releasing `count` values in total with discrete Gaussian noise.
 
     Discrete Gaussian noise is close to rounded Gaussian noise, so this function adds a margin
     (`DISCRETE_SLACK`) to the epsilon and delta of `epsilon_gaussian`. The result is infinite if the

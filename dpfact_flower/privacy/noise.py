@@ -32,8 +32,8 @@ def discrete_gaussian(
 ) -> NDArray[np.int64]:
     """Draw `count` exact samples of the discrete Gaussian with standard deviation 2**bits.
 
-    `random_bytes` is `os.urandom`, or a seeded source in simulations. `at_once` is the number of
-    64-bit words per call of `random_bytes`. Only tests change `at_once` or `bits`.
+    `random_bytes` is `os.urandom`, or a seeded source in simulations. Each call of `random_bytes`
+    returns `at_once` 64-bit words. Only tests change `at_once` or `bits`.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
@@ -84,7 +84,7 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma) for gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    Algorithm 1 needs Bernoulli(gamma/k) draws. Each of these draws is the product of a
+    Algorithm 1 needs Bernoulli(gamma/k) draws. A Bernoulli(gamma/k) draw is the product of a
     Bernoulli(1/k) draw and an independent Bernoulli(gamma) draw.
     """
     k = 1

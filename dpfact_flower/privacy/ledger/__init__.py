@@ -1,6 +1,6 @@
 """Keep a site's ledger, which records every release on disk before the release is sent.
 
-Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row of this file records one
+Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row of the ledger records one
 release: the request, the privacy cost and the float32 values that were sent. If the values have no
 noise, or are a share of a secure sum, the row contains only a keyed hash of the values. All jobs
 and all data files of a site share one privacy budget.
@@ -8,7 +8,7 @@ and all data files of a site share one privacy budget.
 *Durability.* `Ledger.charge` returns only after one transaction has written the row and the
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
-by deleting the journal. Without ``synchronous=EXTRA``, a power loss could undo this deletion, and
+by deleting the journal. Without ``synchronous=EXTRA``, a power loss could restore the journal, and
 the row would be lost. A new ledger is first written to a temporary file, so a ledger that is empty
 or truncated must be damaged. In simulations (`durable` is False), writes may be delayed.
 
@@ -16,16 +16,17 @@ or truncated must be damaged. In simulations (`durable` is False), writes may be
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
 the ledger (see `noted_head`) contains the ledger's newest head: the number of rows and the last
 hash. An old copy that replaces the ledger does not match the newest head. To detect a rewrite of
-both files, copy the heads, but not the times, from the site's log to another machine.
+the ledger and its head file, copy the heads, but not the times, from the site's log to another
+machine.
 
-*Secrecy.* Each row includes random bytes, so a head reveals only the number of rows. A row contains
-only an HMAC of the job and the data's fingerprint, and the HMAC's key is stored next to the ledger.
-The time in a row is the time of the request, which does not depend on patients' data. A head, a
-backup and `dpfact ledger show` therefore reveal nothing about patients except the released values.
-Protect the key, and any folder that contains the key, like patient data.
+*Secrecy.* Each row includes random bytes, so a head reveals only the number of rows. Instead of the
+data's fingerprint, a row contains an HMAC of the job and the fingerprint. The HMAC's key is stored
+next to the ledger. The time in a row is the time of the request, which does not depend on patients'
+data. A head, a backup and `dpfact ledger show` therefore reveal nothing about patients except the
+released values. Protect the key, and any folder that contains the key, like patient data.
 
-Two processes may use the same ledger. The ledger's folder must be on a local disk, because SQLite's
-locks are unreliable on network shares.
+Two processes may use the same ledger at the same time. The ledger's folder must be on a local disk,
+because SQLite's locks are unreliable on network shares.
 """
 
 from dpfact_flower.privacy.ledger.file import LEDGER as LEDGER

@@ -50,7 +50,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence["LedgerRow"]) -> Self:
-        """Return the head of a ledger with these rows."""
+        """Return the head of a ledger with the given rows."""
         return cls(len(rows), rows[-1].hash if rows else START)
 
     @classmethod
@@ -66,9 +66,9 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger, without the released bytes.
 
-    `payload_kept` is true if the ledger stores the released bytes. Otherwise, `payload_sha256` is a
-    keyed hash. `recorded` is the time of the request in UTC. `shapes` is empty if nothing left the
-    site, and `events` is empty if values left the site without noise.
+    `payload_kept` is true if the ledger stores the released bytes. If the bytes are not stored,
+    `payload_sha256` is a keyed hash. `recorded` is the time of the request in UTC. `shapes` is
+    empty if nothing left the site, and `events` is empty if values left the site without noise.
     """
 
     number: int

@@ -91,7 +91,7 @@ class Ledger:
         return (row.shapes, row.payload_sha256, row.events) == (shapes, digest, release.events)
 
     def _stored(self, key: ReleaseKey, release: Release | Share) -> tuple[bytes | None, str]:
-        """Return a release's bytes, or None if only a hash is stored, and the bytes' hash."""
+        """Return a release's bytes (None if the ledger stores only a hash), and the bytes' hash."""
         payload = to_bytes(release.arrays)
         if isinstance(release, Share) or (payload and not release.events):
             return None, keyed_hash(self.path.parent, *key, payload=payload)
@@ -115,13 +115,13 @@ class Ledger:
         Return the ledger's new head, which the caller should write to the site's log. For a share,
         or for values without noise, the ledger stores only a keyed hash. If `charge` raises an
         exception, the release must not be sent. Recording the same release again has no effect.
-        Raise a StateError if the ledger has a later round of the job, if the data has changed
-        within the job, or if the ledger has a different release for the round.
+        Raise a StateError if the ledger has a later round of the job, or a different release for
+        the round. Also raise a StateError if the data has changed within the job.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
-        that check, a new release is refused. If `before_commit` raises an exception, nothing is
-        charged.
+        the budget check, a new release is refused. If `before_commit` raises an exception, nothing
+        is charged.
         """
         self._check_own()
         payload, digest = self._stored(key, release)
@@ -307,7 +307,8 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that ends before this head.
+    `noted` is the last ledger head in the site's log. Refuse a backup without the rows up to that
+    head.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)
