@@ -2,6 +2,6 @@
 
 `membership` scores patients. `prevalence` counts the patients who have each phenotype, `prediction`
 predicts outcomes, and `clinical` measures plausibility. `summarise` combines the results, and
-`run_folder` writes them to files. Reports, comparisons and surveys need only the files in the run
+`run_folder` stores the results. Reports, comparisons and surveys need only the files in the run
 folder.
 """

@@ -1,9 +1,9 @@
-"""Measure how clinically plausible phenotypes are, by disease group, code pair and coherence.
+"""Compute measures of clinical plausibility: disease groups, pairs of codes, and coherence.
 
 Measures of disease groups and code pairs use only the model and a public classification of codes,
-so these measures are as public as the model. Coherence is computed from the data of all sites'
-patients, so only simulations measure it. Each measure is compared with its mean over *shuffled*
-models, in which each code's weights are permuted among the phenotypes.
+so these measures are as public as the model. Coherence is computed from all sites' patients, so
+only simulations measure coherence. Each measure is compared with its mean over *shuffled* models,
+in which each code's weights are permuted among the phenotypes.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class Classification:
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """Each mode's groups of at least two codes, and a mask of their codes, (groups, codes)."""
+        """Each mode's groups with at least two codes, and a mask of the codes in each group."""
         modes = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -137,7 +137,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's significant body system and disease group ("" if not significant)."""
+    """Return the body system and disease group enriched in a phenotype ("" if not significant)."""
     found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
     ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [
@@ -249,7 +249,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Return the number of patients, and a sparse matrix of the number with each pair of codes."""
+    """Return the number of patients, and a sparse matrix of patient counts for pairs of codes."""
     patients, products = 0, []
     for tensor in tensors:
         present = code_presence(tensor)

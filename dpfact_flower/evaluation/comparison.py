@@ -154,7 +154,7 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs, which must have the same modes.
 
-    Raise an error if one of the `others` is the run itself or has learned nothing.
+    Raise an error if one of the `others` is the run itself, or is uninformative.
     """
     first, *runs = map(FinishedRun.read, (folder, *others))
     for other, run in zip(others, runs, strict=True):
@@ -189,7 +189,7 @@ def _replication(first: FinishedRun, other: FinishedRun) -> Replication:
 
 
 def _aligned(*models: GlobalModel) -> Iterator[Matrices]:
-    """Yield each model's factors, with a row for every code found in any of the models."""
+    """Yield each model's factors, with one row for each code that occurs in any model."""
     places = []
     for lists in zip(*(model.vocabularies for model in models), strict=True):
         codes = dict.fromkeys(code for vocabulary in lists for code in vocabulary.codes)

@@ -19,9 +19,10 @@ class FinishedRun:
     """The content of a finished run's folder.
 
     `model` contains the phenotypes that all sites share, and `summary` is the content of
-    ``summary.json``. `records` has a record for each round. If the run was measured, `tables`
-    contains statistics of the phenotypes over all sites' patients. `folder` is None for a run in
-    memory. `replications` lists matches with other runs' phenotypes, and `reviewed` chart reviews.
+    ``summary.json``. `records` describes each round. If the run was measured, `tables` contains
+    statistics of the phenotypes, computed from all sites' patients. `folder` is None for an unsaved
+    run. `replications` lists matches with other runs' phenotypes, and `reviewed` contains chart
+    reviews.
     """
 
     model: GlobalModel
@@ -50,7 +51,7 @@ class FinishedRun:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Self:
-        """Write the run to an empty folder, for later use by `read` and `dpfact` commands."""
+        """Write the run to an empty folder, so that `read` and `dpfact` commands can use it."""
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):

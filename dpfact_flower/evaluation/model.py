@@ -97,7 +97,7 @@ class Memberships:
 
 
 def write_memberships(path: Path, by_site: Mapping[str, Memberships], *, cohort: bool) -> None:
-    """Write memberships as CSV, readable only by the file's owner. `cohort` adds a site column."""
+    """Write a table of memberships, readable only by its owner. `cohort` adds a site column."""
     names = (SITE, PATIENT, HAS, *next(iter(by_site.values())).names)
     rows = ((site, *row) for site, found in by_site.items() for row in found.rows())
     first = 0 if cohort else 1

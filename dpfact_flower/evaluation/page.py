@@ -67,7 +67,7 @@ def belonging(folder: Path) -> Iterator[None]:
 
 
 def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Fill in a template, and write the page so that only its owner can read it."""
+    """Fill in a template, and write a page that only the file's owner can read."""
     from markupsafe import Markup  # noqa: PLC0415
 
     jinja2 = library("jinja2")

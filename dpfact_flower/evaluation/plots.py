@@ -67,7 +67,7 @@ def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
 
 
 def auc(axes: Axes, prediction: OutcomePrediction) -> None:
-    """Plot the AUC of an outcome, overall and for each site, next to two baselines."""
+    """For one outcome, plot the AUC over all sites and at each site, next to two baselines."""
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")

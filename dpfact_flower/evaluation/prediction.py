@@ -38,9 +38,9 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    Splits are stratified by site and label, and are the same for all predictors. Each column of
+    Splits are stratified by site and label, and do not depend on the predictor. Each column of
     `patient_factors` must belong to the same phenotype at all sites. Sites without the label are
-    left out.
+    omitted.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -136,7 +136,7 @@ def scaled_regression() -> Any:
 
 
 def plain_regression() -> Any:
-    """Return a logistic regression without scaling, for predictors that are 0 or 1."""
+    """Return a logistic regression that does not scale its predictors, which are 0 or 1."""
     return LogisticRegression(max_iter=2000)
 
 

@@ -121,7 +121,7 @@ def _reveals_outside(
 ) -> NDArray[np.bool_]:
     """Return whether a code's counts reveal a small count among the patients who lack a phenotype.
 
-    `carriers`, `owners` and `inside` count the patients with the code, the phenotype, and both.
+    `carriers` counts patients with the code, `owners` with the phenotype, and `inside` with both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -148,7 +148,7 @@ def _hidden_if(reveals: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence per site, from `counts` of patients and the site `sizes`."""
+    """Return a phenotype's prevalence at each site (`counts` / `sizes`, or a word if hidden)."""
     lacking = {site: sizes[site] - count for site, count in counts.items()}
     shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
     hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)
@@ -208,8 +208,7 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    Readers could combine the rate with the table's totals to count patients by phenotype and
-    outcome.
+    Readers could combine rates with the table's totals to count patients by phenotype and outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -224,7 +223,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Regress the label on all scores. Phenotypes with an `_obstacle` get no coefficient."""
+    """Regress the label on scores. Phenotypes with an `_obstacle` get no coefficient."""
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]

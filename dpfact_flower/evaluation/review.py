@@ -2,9 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 contains the patients' scores. No privacy guarantee covers a review's files, so the files must stay
-at the hospital. The run folder receives the review's decision and the phenotype's name. From ten
-charts on, the run folder also receives the number of charts and the rounded share of confirmed
-charts.
+at the hospital. The run folder receives the review's decision and the phenotype's name. For ten or
+more charts, the run folder also receives the number of charts and the confirmed share.
 """
 
 import csv
@@ -87,7 +86,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """The rounded share of confirmed charts and the number of charts, if at least ten."""
+        """The rounded share of confirmed charts and the number of charts (None if under ten)."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts

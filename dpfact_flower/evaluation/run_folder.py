@@ -108,7 +108,7 @@ def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
-    """Read matches with other runs in ``beside.json``. Return () if the file is missing."""
+    """Read ``beside.json``, a list of matches with other runs. Return () if the file is missing."""
     path = folder / BESIDE
     if not path.exists():
         return ()
@@ -139,10 +139,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    For the patients with the highest scores, `charts` is the number of charts, and `confirmed` is
-    the rounded share of charts that confirm the phenotype. `near_charts` and `near_confirmed`
-    describe patients with scores near the threshold. Values based on fewer than ten charts are
-    None.
+    For the patients with the highest scores, `charts` counts the charts, and `confirmed` is the
+    rounded share of charts that confirm the phenotype. `near_charts` and `near_confirmed` describe
+    patients with scores near the threshold. Values based on fewer than ten charts are None.
     """
 
     verdict: Literal["keep", "drop"]

@@ -57,8 +57,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` estimate the traffic that the DPFact paper's method and TRIP need
-    for as many replies. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` estimate what the DPFact paper's method and TRIP would send for
+    the same replies. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """The sites' fit after a round, and their RMSE over all cells and over non-zero cells."""
+    """Fit of the sites' models after a round, and RMSE over all cells and over non-zero cells."""
 
     round: int
     all_cells: float

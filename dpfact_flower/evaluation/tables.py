@@ -2,8 +2,9 @@
 
 A share of patients is a number, or None if there are no patients. If the number would reveal a
 count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` means
-all except at most nine, in a group of fewer than 100. ``nearly all`` means all except at most nine,
-in a group of 100 or more. ``hidden`` means that readers could derive a small count from the number.
+all patients except up to nine, in a group of fewer than 100. ``nearly all`` means all patients
+except up to nine, in a group of 100 or more. ``hidden`` means that readers could derive a small
+count from the number.
 """
 
 from collections.abc import Sequence
@@ -110,7 +111,7 @@ class Pair:
 
     `match` is the product of the cosine similarities in all modes. `fair` is the value that `match`
     has if each cosine is 0.85. `chance` is the 95th percentile of the phenotype's matches with
-    artificial phenotypes, which combine modes of the other run's phenotypes.
+    artificial phenotypes. Artificial phenotypes mix modes of different phenotypes of the other run.
     """
 
     number: int

@@ -60,11 +60,11 @@ def federate(
     vocabularies, window_days
         See `as_cohort`. If the sites already have code lists, pass the same lists.
     out : path, optional
-        Folder for the run's files. By default, only `Run.save` writes the run to a folder.
+        Folder for the run's files. By default, the run stays in memory until you call `Run.save`.
     state_dir : path, optional
-        Folder for each site's ledger and own model. By default, the ledgers are deleted after the
-        run, so they cannot limit later runs. With a `state_dir`, runs with noise also need
-        `max_epsilon` and, in patient mode, `patients`.
+        Folder for each site's ledger and own model. If `sites` is given without `state_dir`, the
+        ledgers are deleted after the run, so they cannot limit later runs. With a `state_dir`, a
+        run with noise also needs `max_epsilon` and, in patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -286,7 +286,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     epsilon, delta : float
         Privacy parameters of one `fit`.
     rounds : int
-        Number of federated rounds. Patient mode ignores `rounds` and plans the number itself.
+        Number of federated rounds. Patient mode plans the number of rounds itself.
     random_state : int, RandomState instance or None
         Public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies, window_days
@@ -374,7 +374,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Return every patient's score for each phenotype, shape (patients, rank).
 
-        Patients are in the order of `X`, site by site. If `X` holds events, the index of
+        Patients are in the order of `X`, site by site. If `X` contains events, the index of
         ``memberships(X)`` gives the order.
         """
         return np.concatenate([site.scores for site in self._memberships(X).values()])

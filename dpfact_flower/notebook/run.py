@@ -28,8 +28,7 @@ class Run(FinishedRun):
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
     A run can be pickled, and contains no individual patient's data. A simulation's measures are
-    computed from all patients' data without noise, so the measures need the same protection as
-    patient data.
+    computed from patients' data without noise, so protect the measures like patient data.
     """
 
     @property
@@ -45,8 +44,7 @@ class Run(FinishedRun):
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
         """Return each phenotype's codes, which reveal no more about patients than the model does.
 
-        The column ``certainty`` is based on the run's `replications` and on estimated false
-        discoveries.
+        The column ``certainty`` is based on the run's `replications` and `model.false_discovery`.
         """
         frame = self.model.to_frame(top=top)
         frame.insert(1, "title", frame["phenotype"].map(titles(self.model)))

@@ -67,9 +67,9 @@ def rho_for_epsilon(epsilon: float, delta: float) -> float:
 def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
-    Each order alpha > 1 gives a valid
-    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. This epsilon is
-    smallest where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``.
+    Each order alpha > 1 gives a valid ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha
+    delta)) / (alpha - 1)``. Epsilon is smallest where ``rho (alpha - 1)^2 + log(alpha) =
+    log(1/delta)``.
     """
     log_inverse = log_of_inverse(delta)
     x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, epsilon's slope is >= 0

@@ -149,7 +149,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Fill `samples` from index `done` on, reading bits from `position` until too few are left.
+    """Fill `samples` from index `done` on, with bits from `position` on, until the bits run out.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

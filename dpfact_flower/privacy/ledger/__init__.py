@@ -16,8 +16,7 @@ or truncated must be damaged. In simulations (`durable` is False), writes may be
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
 the ledger (see `noted_head`) contains the ledger's newest head: the number of rows and the last
 hash. An old copy that replaces the ledger does not match the newest head. To detect a rewrite of
-the ledger and its head file, copy the heads, but not the times, from the site's log to another
-machine.
+the ledger and the head file, copy the heads, but not the times, from the site's log elsewhere.
 
 *Secrecy.* Each row includes random bytes, so a head reveals only the number of rows. Instead of the
 data's fingerprint, a row contains an HMAC of the job and the fingerprint. The HMAC's key is stored

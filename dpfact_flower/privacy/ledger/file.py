@@ -106,7 +106,7 @@ class LedgerRow:
 
 
 def chained(previous: str, document: str) -> str:
-    """Return a row's hash, which is the SHA-256 of the previous row's hash and the document."""
+    """Return a row's hash, the SHA-256 of the previous row's hash and of the row's document."""
     return digest_of(f"{previous}\n{document}".encode())
 
 
@@ -265,7 +265,7 @@ def data_key(folder: Path) -> bytes:
 
 
 def keyed_hash(folder: Path, *fields: str | int, payload: bytes = b"") -> str:
-    """Return the HMAC of fields and bytes under the site's key, for rows and for state files."""
+    """Return the HMAC of fields and bytes, computed with the site's key."""
     code = hmac.new(data_key(folder), json.dumps(fields).encode() + b"\n", "sha256")
     code.update(payload)  # unambiguous, because JSON text has no line break
     return code.hexdigest()

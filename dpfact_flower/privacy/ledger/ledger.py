@@ -85,7 +85,7 @@ class Ledger:
         return None if payload is None else replay(from_bytes(row.shapes, payload), row.events)
 
     def holds(self, row: LedgerRow, release: Release | Share) -> bool:
-        """Return whether a row records exactly this release."""
+        """Return whether a row records exactly the given release."""
         shapes = tuple(array.shape for array in release.arrays)
         _, digest = self._stored(row.key, release)
         return (row.shapes, row.payload_sha256, row.events) == (shapes, digest, release.events)
@@ -120,8 +120,8 @@ class Ledger:
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
-        the budget check, a new release is refused. If `before_commit` raises an exception, nothing
-        is charged.
+        the budget check, a new release is refused. If `before_commit` raises an error, nothing is
+        charged.
         """
         self._check_own()
         payload, digest = self._stored(key, release)
@@ -307,8 +307,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup without the rows up to that
-    head.
+    `noted` is the last ledger head in the site's log. Refuse a backup that ends before that head.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)
