@@ -63,8 +63,8 @@ def federate(
         Folder for the run's files. By default, the run stays in memory until you call `Run.save`.
     state_dir : path, optional
         Folder for each site's ledger and own model. If `sites` is given without `state_dir`, the
-        ledgers are deleted after the run, so they cannot limit later runs. With a `state_dir`, a
-        run with noise also needs `max_epsilon` and, in patient mode, `patients`.
+        ledgers are deleted after the run, so they cannot limit later runs. With `sites` and
+        `state_dir`, a run with noise also needs `max_epsilon` and, in patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
