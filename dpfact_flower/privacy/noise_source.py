@@ -2,8 +2,8 @@
 
 Only paper mode uses `Noise.gaussian`. Floating-point noise can reveal the protected value, because
 the set of possible noisy values depends on this value (Mironov 2012). `Noise.integers` draws exact
-integers and has no such leak. `Noise.gaussian` also never returns a value beyond 9.2 standard
-deviations, whereas a Gaussian variable exceeds this bound with probability 2**-64.
+integers, which avoids the leaks of floating-point noise. `Noise.gaussian` never returns values
+beyond about 9.2 standard deviations, which a true Gaussian variable takes with probability 2**-64.
 """
 
 from __future__ import annotations

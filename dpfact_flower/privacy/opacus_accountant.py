@@ -6,7 +6,7 @@ accepts the name ``"zcdp"``, as in ``PrivacyEngine(accountant="zcdp")`` or
 
 A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. `epsilon_zcdp_tight`
 converts the total cost to epsilon. In zCDP, subsampling does not reduce the cost. If any step has a
-sample rate below 1, the accountant therefore uses Opacus' RDP analysis for all steps.
+sample rate below 1, the accountant uses Opacus' RDP analysis for all steps.
 """
 
 import logging
@@ -47,7 +47,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         self.history: list[_Step] = []  # in Opacus' format, because Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Record a step. A rate of 1 means a full batch. A lower rate means Poisson sampling."""
+        """Record a step. A rate of 1 means a full batch. A rate below 1 means Poisson sampling."""
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
             self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)
@@ -55,7 +55,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             self.history.append((multiplier, rate, 1))
 
     def get_epsilon(self, delta: float) -> float:
-        """Return the epsilon spent so far, which is infinite after a step without noise."""
+        """Return the epsilon spent so far, or infinity if any step had no noise."""
         log_of_inverse(delta)  # refuses a delta outside (0, 1)
         history = [_checked_step(step) for step in self.history]
         if not history:
@@ -77,7 +77,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
 
     @classmethod
     def mechanism(cls) -> str:
-        """Return the accountant's name in Opacus."""
+        """Return the name by which Opacus knows this accountant."""
         return MECHANISM
 
 

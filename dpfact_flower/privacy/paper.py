@@ -1,7 +1,8 @@
 """Add noise to feature factors, and compute the privacy cost that the DPFact paper claims.
 
-The paper's sensitivity does NOT hold (see `psgd_sensitivity`), so paper mode gives no privacy
-guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
+The DPFact paper's sensitivity does NOT hold (see `psgd_sensitivity`), so paper mode gives no
+privacy guarantee. Paper mode reproduces the paper's method, and marks every release as "not
+proven".
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,22 +15,23 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return `settings.rho` if set, or the budget divided equally among all rounds and factors."""
+    """Return the zCDP cost of one factor in one round, as set by `rho` or planned from epsilon."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
-    """Return the DPFact paper's claimed L2 sensitivity after `tau` passes of SGD over the data.
+    """Return the L2 sensitivity that the DPFact paper claims for `tau` passes of SGD over the data.
 
-    Wu et al. (2017) prove this bound for permutation SGD under several assumptions. The loss must
-    be L-Lipschitz, beta-smooth and convex in all updated variables, with eta <= 2/beta. Each pass
-    must visit every entry once. The visiting order and the initial values must not depend on the
-    data. Clipping each entry's gradient to `clip` ensures L <= `clip`, but the other assumptions do
-    not hold. The loss is not convex in all factors jointly, and the l2,1 penalty couples all
-    patients. Each round starts from noiseless factors that depend on the data. If an entry changes
-    from zero to one, the length of a pass changes. Zeros are sampled with replacement, so a pass
-    may visit a zero twice. The step size adapts to the data. The result is therefore not a bound.
+    Wu and others (2017) prove the bound 2 tau L eta for permutation SGD under several assumptions.
+    The loss must be L-Lipschitz, beta-smooth and convex in all updated variables, and eta at most
+    2/beta. Each pass must visit every entry once. The visiting order and the initial values must
+    not depend on the data. Clipping each entry's gradient to `clip` ensures a Lipschitz constant of
+    at most `clip`, but the other assumptions do not hold. The loss is not convex in all factors
+    jointly, and the l2,1 penalty couples all patients. Each round starts from noiseless factors
+    that depend on the data. If an entry changes from zero to one, the length of a pass changes.
+    Zeros are sampled with replacement, so a pass may visit a zero twice. The step size adapts to
+    the data. The result is therefore not a valid bound on the sensitivity.
     """
     return 2 * tau * clip * eta
 
@@ -43,11 +45,11 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add the DPFact paper's noise, of variance sensitivity**2 / (2 rho), to each factor.
+    """Add Gaussian noise to each factor, with the DPFact paper's variance sensitivity**2 / (2 rho).
 
     Neighbouring data sets differ in the value of one tensor entry. `solver` holds the settings with
-    which the factors were computed. The sensitivity, which is not proven, follows from these
-    settings. `rho` is the zCDP cost of each factor.
+    which the factors were computed. The sensitivity is computed from `solver` and is not proven.
+    `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = paper_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)
@@ -58,7 +60,7 @@ def perturb(
 def paper_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
-    """Return the release events that `perturb` will record for factors of these sizes."""
+    """Return the release events that `perturb` will record for factors of the given sizes."""
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)
     return tuple(

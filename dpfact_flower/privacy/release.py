@@ -31,15 +31,15 @@ NO_CLAIM = "none: no privacy guarantee"
 
 @dataclass(frozen=True)
 class ReleaseEvent:
-    """A record of one release of values with Gaussian noise.
+    """A record of one array that was released with Gaussian noise.
 
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
     `sensitivity` is the claimed bound on the L2 distance between the noiseless values from two
-    neighbouring data sets. `sigma` is the standard deviation of the noise on each value.
+    neighbouring data sets. `sigma` is the standard deviation of the noise in each value.
     Neighbouring data sets differ in one `unit`, which is one tensor entry or one patient. If
-    `neighbours` is ``"add-remove"``, only one of the sets contains the unit. Otherwise, the unit's
-    values differ. `claim` states whether the sensitivity is proven, and is printed with every
-    epsilon computed from the event. Seeded noise can be recomputed and gives no privacy.
+    `neighbours` is ``"add-remove"``, one of the neighbouring data sets lacks the unit. Otherwise,
+    the unit's values differ. `claim` states whether the sensitivity is proven, and is printed with
+    every epsilon computed from the event. Seeded noise can be recomputed and gives no privacy.
     `own_sigma` is the standard deviation of the site's own noise in a secure sum, and 0 otherwise.
     """
 
@@ -67,7 +67,7 @@ class ReleaseEvent:
 
     @property
     def shared(self) -> bool:
-        """Whether the values belong to a secure sum, protected by the noise of several sites."""
+        """Whether the values belong to a secure sum, to which several sites add noise."""
         return self.own_sigma > 0
 
     @property
@@ -90,7 +90,7 @@ class ReleaseEvent:
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace the word *patient* with a data file's row unit, such as ``discharge``."""
+    """In `text`, replace the word *patient* with a data file's row unit, such as ``discharge``."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)
 
 
@@ -134,8 +134,8 @@ class Release:
 class Share:
     """A site's noisy contribution to a secure sum, which must be masked before it leaves the site.
 
-    `values` concatenates the slots (see `Sharing`), in grid units. The server learns only the sum
-    of all sites' shares, and `events` gives the cost of that sum.
+    `values` holds the concatenated slots (see `Sharing`) in grid units. The server learns only the
+    sum of all sites' shares, and `events` gives the privacy cost of the sum.
     """
 
     values: NDArray[np.int64]
@@ -148,7 +148,7 @@ class Share:
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release from masked bytes, without events, because the `Share` has the events."""
+    """Make a release without events from masked bytes. The events belong to the `Share`."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 
@@ -163,12 +163,12 @@ def release_nothing() -> Release:
 
 
 def release_unprotected(arrays: Sequence[Array]) -> Release:
-    """Release factors or a sum without noise or a guarantee, for ``privacy = "none"``."""
+    """Release factors or a sum in mode "none", which adds no noise and gives no guarantee."""
     return Release(tuple(map(fixed, arrays)), ())
 
 
 def fixed(values: Array) -> NDArray[np.float32]:
-    """Return a read-only copy of finite values as float32."""
+    """Return a read-only float32 copy. Refuse values that are infinite or not numbers."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)
     if not np.isfinite(rounded).all():

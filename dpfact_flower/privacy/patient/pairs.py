@@ -1,12 +1,12 @@
 """Compute each patient's contribution to the co-occurrence sums from which a run starts.
 
-A contribution has a block for each mode and each pair of modes. X is the patient's slice of the
-tensor, and X_(n) is the unfolding of X along mode n. Block (n, n) is the off-diagonal part of
-X_(n) X_(n)^T. Block (m, n) is X summed over all modes except m and n. Each block is scaled to norm
-1, and then multiplied by `CROSS` if m and n differ. Finally, the contribution is scaled to norm 1.
+A contribution has a block for each mode and each pair of modes. Block (n, n) is the off-diagonal
+part of X X^T, where X is the patient's slice of the tensor, unfolded along mode n. Block (m, n) is
+the slice, summed over all modes except m and n. Each block (m, n) is scaled to norm 1, and then
+multiplied by `CROSS` if m and n differ. Finally, the contribution is scaled to norm 1.
 
-A contribution depends only on the patient's own cells. The cells are sorted first, so their order
-in the data does not change floating-point sums.
+A contribution depends only on the patient's own cells. The cells are sorted before they are added,
+so their order in the data does not affect rounding.
 """
 
 import math
@@ -27,8 +27,9 @@ def add_pairs(
     """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
 
     `starts` holds the index of each patient's first cell, and `offsets` holds the index of each
-    mode's first code. Both arrays end with the index after the last cell or code. `total` holds,
-    row by row, the strict upper triangle of a matrix with one row and one column per code.
+    mode's first code. `starts` and `offsets` end with the index after the last cell or code.
+    `total` holds, row by row, the strict upper triangle of a matrix with one row and one column per
+    code.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
@@ -48,11 +49,11 @@ def add_pairs(
 
 @compiled()
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
-    """Number one patient's distinct codes from 0, mode by mode and in ascending order.
+    """Assign numbers from 0 to one patient's distinct codes, mode by mode and in ascending order.
 
-    Return three arrays. The first holds each distinct code as `offsets[mode]` plus its index in the
-    mode. The second holds the lowest number in each mode, followed by the number of distinct codes.
-    The third, of shape (cells, modes), holds the number of each cell's code in each mode.
+    Return three arrays. The first array holds each distinct code as `offsets[mode]` plus its index
+    in the mode. The second array holds each mode's lowest number, then the count of distinct codes.
+    The third array, of shape (cells, modes), holds the number of each cell's code in each mode.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
@@ -79,7 +80,7 @@ def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
 
 @compiled()
 def _sorted_by_column(places: Array, mode: int) -> Array:
-    """Return a permutation that groups the cells by column of the unfolding along `mode`."""
+    """Return a permutation that groups the cells by their column in the unfolding along `mode`."""
     cells, modes = places.shape
     # Stable sorts keep the cells of each column in ascending order of `mode`.
     order = np.arange(cells)
@@ -157,7 +158,7 @@ def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
 def _add(
     pairs: Array, bounds: Array, blocks: Array, codes: Array, everything: int, total: Array
 ) -> None:
-    """Add one patient's contribution to `total`, truncated toward zero."""
+    """Truncate one patient's contribution toward zero, and add the result to `total`."""
     count, modes = bounds[-1], len(bounds) - 1
     for mode in range(modes):
         for low in range(bounds[mode], bounds[mode + 1]):

@@ -1,12 +1,12 @@
-"""Plan a run in patient mode: its releases, and the noise in each release.
+"""Plan a run's releases in patient mode, and the noise in each release.
 
 The server and the sites compute the same plan from public settings, without patients' data. The
 constants below come from experiments (docs/explanation/start.md).
 
 The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
-finds the largest mu that the reduced values allow. All releases together then have the zCDP cost
-``rho = mu^2 / 2``. If the proof for discrete noise does not apply, as for epsilon above 500,
-`total_rho` uses zCDP. In both cases, `account` returns at most epsilon for the plan.
+finds the largest Gaussian-DP parameter mu that they allow. All releases together then have the zCDP
+cost ``rho = mu^2 / 2``. If the proof for discrete noise does not apply, as for epsilon above 500,
+`total_rho` uses zCDP. The plan's epsilon from `account` never exceeds the run's epsilon.
 """
 
 import math
@@ -94,7 +94,7 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a patient-mode run. `sizes` holds each mode's number of codes. `sites` is 0 if unknown.
+    """Plan a patient-mode run. `sizes` holds the number of codes per mode. `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
     planned values, which can depend on `sites` and ``settings.patients``. The server sends the
@@ -132,7 +132,7 @@ def plan_patient(
 def _check_sizes(
     settings: PrivacySettings, every: Sequence[int], kept: Sequence[int], rank: int
 ) -> None:
-    """Refuse numbers of codes that do not match, are too small, or make a release too large."""
+    """Refuse a plan that keeps too many or too few codes, or that makes a release too large."""
     sizes = "x".join(map(str, every))
     if len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
         raise SettingsError(f"codes: need at most {sizes}, got {shown(settings.codes)}")
@@ -151,7 +151,7 @@ def _check_sizes(
 
 
 def _check_releases(settings: PrivacySettings, releases: Sequence[PlannedRelease]) -> None:
-    """Refuse a release with too much noise, and releases with too many values in all."""
+    """Refuse a plan with too much noise in one release, or with too many released values in all."""
     if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
         raise SettingsError(
             f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
@@ -179,7 +179,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """The zCDP costs of the releases for the code counts, the start and each refinement.
+    """The zCDP costs of the code counts, of the start and of each refinement.
 
     `codes` may be 0. `share` is the start's share of the budget that remains after the code counts.
     Every mode is refined `rounds` times.
@@ -192,7 +192,7 @@ class _Split(NamedTuple):
     rounds: int
 
     def schedule(self, modes: int) -> list[tuple[str, int | None, float]]:
-        """Return the kind, mode and cost of each release, in order."""
+        """Return the kind, mode and cost of each release, in the order of the rounds."""
         codes: list[tuple[str, int | None, float]] = [("codes", None, self.codes)]
         refinements = [("refine", mode, self.refine) for mode in range(modes)] * self.rounds
         return (codes if self.codes else []) + [("start", None, self.start), *refinements]

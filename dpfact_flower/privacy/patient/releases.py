@@ -4,7 +4,7 @@ To add a kind, extend `KINDS`, the schedule in `plan`, and the code in `server.p
 the released values.
 
 `release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
-noise. Both functions take the sensitivity and the noise level from the `BoundedSum` itself
+noise. `release` and `share` take the sensitivity and the noise level from the `BoundedSum` itself
 (``docs/explanation/proof.md``).
 """
 
@@ -44,7 +44,7 @@ class PlannedRelease:
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
     of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho` is
-    the zCDP cost. `count` is the number of values, per slot in secure sums (see `Sharing`).
+    the zCDP cost. `count` is the number of values (per slot in secure sums; see `Sharing`).
     """
 
     kind: str
@@ -96,10 +96,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    ``size(every, kept, mode, rank)`` returns the number of values in a release. `every` and `kept`
-    hold the number of codes in each mode, before and after the selection of codes. If `clipped` is
-    true, patients' contributions are computed from the request's factors, and clipped to the run's
-    `bound`. Otherwise, a contribution's norm is at most 1.
+    ``size(every, kept, mode, rank)`` returns the number of values in a release. `every` holds the
+    number of codes in each mode, and `kept` holds the number after the selection of codes. If
+    `clipped` is true, patients' contributions depend on the request's factors, and are clipped to
+    the run's `bound`. If `clipped` is false, a contribution's norm is at most 1.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -156,9 +156,9 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "patient") -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The release's event gives the privacy cost of adding or removing one row, such as a patient.
-    Rounding the noisy integers to multiples of a step (see `step_of`) and to float32 values is
-    post-processing.
+    The release's event gives the privacy cost for data sets that differ by one row, such as a
+    patient. Rounding the noisy integers to multiples of a step (see `step_of`) and to float32
+    values is post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     size = bounded.sensitivity, bounded.sigma, len(noisy)
@@ -174,7 +174,7 @@ def step_of(release: Release) -> float:
 
 
 def rounded(noisy: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
-    """Convert noisy integers to values, rounded to multiples of `_step` (ties are rounded up)."""
+    """Convert noisy integers to the nearest multiples of `_step`. Round ties up."""
     fine = SIGMA_BITS - _FINE_BITS
     return ((noisy + (1 << (fine - 1))) >> fine) * np.float64(_step(sigma))
 
@@ -187,11 +187,12 @@ def share(
     bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str,
     row_unit: str = "patient",
 ) -> Share:  # fmt: skip
-    """Add one site's part of the noise to the site's sum, and return a share of a secure sum.
+    """Add one site's part of the noise to the site's sum, and return the site's share.
 
-    The sum goes into one slot, and noise goes into all slots. The integers are not rounded, because
-    rounding before the sites' shares are added would not be post-processing. The integers must be
-    masked before they leave the site. `bounded.sigma` must be the noise level of one site's part.
+    The site's sum is put into one slot, and noise is added to all slots. The integers are not
+    rounded, because rounding is post-processing only after all sites' shares have been summed. The
+    integers must be masked before they leave the site. `bounded.sigma` must be the noise level of
+    one site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

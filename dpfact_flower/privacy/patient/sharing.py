@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
 A secure sum consists of one or more vectors, called slots. Each site adds its statistic to one slot
-and noise to all slots, and the server learns only each slot's total. The noise of `honest` sites
-suffices to protect a sum. The proof is in ``docs/explanation/secure-sums.md``.
+and noise to all slots, and the server learns only each slot's total. If at least `honest` sites add
+their noise, a sum is protected. The proof is in ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -32,11 +32,11 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return each site's noise level, so that `honest` sites together reach level `sigma`."""
+        """Return the noise level per site for which `honest` sites together reach level `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
-        """Return the terms of a job's secure sums, which every site signs."""
+        """Return the terms that every site signs for a job's secure sums."""
         if len(names) != self.sites:
             raise MessageError(f"secure sum: {len(names)} names for {self.sites} sites")
         return Terms(job, settings, tuple(names), self.colluding, self.dropouts)

@@ -1,8 +1,8 @@
 """Compute patient mode's statistics, which are sums of the patients' bounded contributions.
 
 The unit of privacy is one patient, that is, all of that patient's cells in the tensor. Neighbouring
-data sets differ by one patient, who is present in only one of them. Each kind of release has its
-own statistic: `code_counts`, `cooccurrence` or `refinement`.
+data sets differ by one added or removed patient. Each kind of release has its own statistic
+(`code_counts`, `cooccurrence` or `refinement`).
 
 A contribution depends only on the patient's own cells and on public values (settings and earlier
 releases). A contribution's L2 norm is at most the sensitivity, and truncation toward zero to an
@@ -67,15 +67,15 @@ class BoundedSum:
 
     @property
     def grid(self) -> float:
-        """The value of one unit of `total`."""
+        """The value that one unit of `total` represents."""
         return self.sigma / SIGMA
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Compute a weighted count of the patients with each code.
+    """For each code, compute a weighted count of the patients who have this code.
 
-    A contribution has the value 1 for each of the patient's codes and 0 for all others, scaled to
-    norm 1. Adding or removing a patient changes the sum by at most 1 in L2 norm.
+    A patient's contribution is 1 for each of the patient's codes and 0 for all other codes, and is
+    then scaled to norm 1. Adding or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     scale = _units(1.0, sigma)
@@ -86,8 +86,8 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Sum the patients' co-occurrences of all pairs of codes, as defined in the module `pairs`.
 
-    The sum is stored as a strict upper triangle, without the diagonal. Adding or removing a patient
-    changes the sum by at most 1 in L2 norm.
+    The sum is stored as the strict upper triangle of a matrix. Adding or removing a patient changes
+    the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     size = strict_size(int(offsets[-1]))
@@ -107,17 +107,18 @@ def refinement(
 ) -> BoundedSum:
     """Compute sufficient statistics for a least-squares update of one mode's factor.
 
-    Let X_i be the slice of patient i, scaled to norm 1. Let f_r be the outer product of the r-th
-    columns of the released factors. The patient's factor a_i >= 0 minimises
-    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's contribution is
-    (M_i, a_i a_i^T). M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for
-    `mode`, with column r multiplied by a_ir. If the joint norm of M_i and a_i a_i^T exceeds
-    `bound`, both are scaled down equally. The update then remains a weighted least-squares problem.
-    The sum holds the rows of sum_i M_i, then the upper triangle of sum_i a_i a_i^T (see
+    Let X_i be patient i's slice of the tensor, scaled to norm 1. Let f_r be the outer product of
+    the r-th columns of the released factors. Patient i's factor a_i >= 0 minimises
+    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. Patient i contributes the matrices M_i
+    and a_i a_i^T. M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for `mode`,
+    with column r multiplied by a_ir. If the joint norm of M_i and a_i a_i^T exceeds `bound`, both
+    matrices are divided by the same number, so the update remains a weighted least-squares problem.
+    The sum holds the rows of sum_i M_i, followed by the upper triangle of sum_i a_i a_i^T (see
     `tensor.triangle`). Adding or removing a patient changes the sum by at most `bound` in L2 norm.
 
-    `factors` (one per feature mode) and `ridge` (one per phenotype) are public or released. An
-    infinite ridge excludes a phenotype from the fit. The sum has at most `MOST_REFINED` values.
+    `factors` (one array per feature mode) and `ridge` (one value per phenotype) are public or
+    released. An infinite ridge excludes a phenotype from the fit. The sum has at most
+    `MOST_REFINED` values.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -154,14 +155,14 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Return the number of threads for a sum. This number must not depend on patients' data."""
+    """Return a sum's number of threads. The number of threads must not depend on patients' data."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[..., None], *arguments: object
 ) -> NDArray[np.int64]:
-    """Sum the contributions of groups of patients in several threads, with one total per thread.
+    """Sum patients' contributions in several threads, and add up the threads' totals.
 
     Integers are added exactly, so the number of threads does not affect the result.
     ``add_up(starts, *arguments, total)`` adds one group's contributions to `total`. `starts` holds
@@ -233,7 +234,7 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """Compute one patient's MTTKRP for `mode`. Return how many codes of that mode the patient has.
+    """Compute one patient's MTTKRP for `mode`. Return how many codes the patient has in `mode`.
 
     Store the codes in `rows`, the MTTKRP in `product`, and the inner product of the patient's slice
     with each phenotype in `score`. All entries of `slot` are -1 before and after the call.
@@ -264,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Scale column r of `product` by a[r]. Return the joint norm of `product` and a a^T."""
+    """Multiply each column r of `product` by a[r]. Return the joint norm of `product` and a a^T."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros
@@ -280,7 +281,7 @@ def _joint_norm(product: Array, used: int, a: Array) -> float:
 def _add_part(
     product: Array, rows: Array, used: int, a: Array, weight: float, size: int, total: Array
 ) -> None:
-    """Add one patient's contribution to `total`, truncated toward zero."""
+    """Truncate one patient's contribution toward zero, and add the result to `total`."""
     rank = len(a)
     for place in range(used):
         for r in range(rank):

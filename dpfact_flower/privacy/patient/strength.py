@@ -1,6 +1,6 @@
 """Compute a run's strength, which determines its chance of finding real phenotypes.
 
-A run's strength is `Facts.start_signal` times the root of the rank. All inputs are public.
+A run's strength is `Facts.start_signal` times the square root of the rank. All inputs are public.
 """
 
 import math
@@ -18,7 +18,7 @@ GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
 
 
 class Facts(NamedTuple):
-    """A run's public facts, 0 if unknown. `sizes` holds each mode's number of selected codes."""
+    """A run's public facts (0: unknown). `sizes` holds the number of selected codes per mode."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -38,7 +38,7 @@ class Facts(NamedTuple):
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
     def start_signal(self, rho: float) -> float:
-        """Return the signal-to-noise ratio of a starting release with zCDP cost `rho`.
+        """Return the start's signal-to-noise ratio if the start's release has the zCDP cost `rho`.
 
         For I patients, R phenotypes, n codes, T sites and noise level sigma, the ratio is
         ``(I / R) / (sigma sqrt(2 n T))``. The denominator approximates the largest eigenvalue of a
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
         """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
 
         The ratio is the number of patients per phenotype, divided by the norm of the sites' total
-        noise in one phenotype of the largest mode. The sensitivity is taken as 1.
+        noise in one column of the largest mode's factor. The sensitivity is taken as 1.
         """
         if not self.known:
             return 0.0
@@ -60,5 +60,5 @@ class Facts(NamedTuple):
 
 
 def chance_of(strength: float) -> float:
-    """Return the chance of passing the test in docs/results.md, given signal * sqrt(rank)."""
+    """Return the chance that a run with the given strength passes the test in docs/results.md."""
     return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))

@@ -2,7 +2,7 @@
 
 Hospitals exchange their long-term public keys (Ed25519, RFC 8032) without involving the server. For
 each job, a site makes a fresh key (X25519, RFC 7748) and signs this key together with the job's
-terms. The server cannot impersonate a site, because only the site has its private key.
+terms. The server cannot impersonate a site, because only the site itself has the private key.
 """
 
 import base64
@@ -41,7 +41,7 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Return the public half of a key as one line of text, to give to other hospitals."""
+    """Return a key's public half as one line of text, which can be given to other hospitals."""
     return _KIND + base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
@@ -58,13 +58,13 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return the first 32 hex digits of a key's SHA-256 in groups of four, to be read aloud."""
+    """Return 32 hex digits of a key's SHA-256 hash, in groups of four that can be read aloud."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of `_VERSION` and all parts, each preceded by its length."""
+    """Return the SHA-256 hash of `_VERSION` and all parts, each preceded by its length."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -125,7 +125,7 @@ def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519Priva
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list with an unknown site, too few sites, or a key that its owner did not sign."""
+    """Refuse unknown sites, too few sites, or a key that is not signed by the key's owner."""
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(

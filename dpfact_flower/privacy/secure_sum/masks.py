@@ -39,8 +39,8 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int, ratio: float) -> int:
     """Return how many bytes of each word must be sent to rule out overflow in a sum.
 
-    `patients` is 0 if unknown. `ratio` is a patient's largest contribution, in standard deviations
-    of one site's noise. The bytes can hold a sum of 16 * (patients * ratio + 64) in this unit.
+    `patients` is 0 if unknown. `ratio` is the sensitivity divided by the standard deviation of one
+    site's noise. The bytes can hold sums of up to 16 * (patients * ratio + 64) standard deviations.
     """
     if not patients:
         return MOST_WIDTH
@@ -49,7 +49,7 @@ def width_of(patients: int, ratio: float) -> int:
 
 
 def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
-    """Return the Diffie-Hellman secret of a private X25519 key and another site's public key."""
+    """Return the Diffie-Hellman secret that a private X25519 key shares with another site's key."""
     try:
         return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:
@@ -65,7 +65,7 @@ def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add the keystreams of the keys `added` to `words`, and subtract those of `subtracted`."""
+    """Add to `words` the keystreams of the keys in `added`, and subtract those of `subtracted`."""
     operations = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
     streams = [  # each key is used only once, so the nonce may be zero
         (Cipher(ChaCha20(key, bytes(16)), None).encryptor(), operation)
@@ -104,7 +104,7 @@ def signed(words: Words, width: int) -> NDArray[np.int64]:
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
-    """Draw a seed below `PRIME`. With uniform bytes, the seed is uniform to within 2**-256."""
+    """Draw a seed below `PRIME`, uniform to within 2**-256 if `random_bytes` is uniform."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
     return number.to_bytes(SEED_BYTES, "little")
 

@@ -4,15 +4,16 @@ Before a site sends a message, the `JobSecrets` and `RoundState` on which the me
 be on the site's disk. The functions in this module enforce three rules:
 
 - The site draws only one noisy vector per round.
-- If the server repeats a `Question`, the site repeats the reply. If the members change, the server
+- If the server repeats a `Question`, the site repeats its reply. If the members change, the server
   must make a new attempt. Within a round, the request and the site's key must not change.
 - In each round, the site helps to unmask only the latest attempt that the site answered. After
-  helping, the site answers no further attempts in the round.
+  helping to unmask an attempt, the site answers no further attempts in the round.
 
-Without these rules, a server could learn two sums in a round, with and without a given site. The
-difference between the two sums is that site's vector, protected only by that site's noise. To rule
-out a second sum, each site also adds a mask of its own. The mask's seed is split among the other
-sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt and needs no such masks.
+Without the three rules, a server could learn one sum with a given site and one without that site.
+The difference between the two sums is the site's vector, protected only by the site's noise. To
+rule out a second sum, each site also adds a mask of its own. The seed of this mask is split among
+the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt, and sites add
+no masks of their own.
 """
 
 import os
@@ -40,7 +41,7 @@ _Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh X25519 key for a job, which is deleted when the run ends."""
+    """A site's fresh X25519 key for a job. The key is deleted when the run ends."""
 
     __pydantic_config__ = _KEPT
     terms: Terms
@@ -67,7 +68,7 @@ class RoundState:
     `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds one share
     of the seed for each other member, encrypted for that member. If `opening` is set, the site
     answers no further attempts. `noisy` is the site's vector plus the site's part of the noise.
-    This array must not leave the site without masks, and `to_json` omits it.
+    `noisy` must not leave the site without masks, and is omitted by `to_json`.
     """
 
     __pydantic_config__ = _KEPT
@@ -99,7 +100,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Create a site's secrets for a job, with a fresh key. Only the field `member` may be sent."""
+    """Create a site's secrets for a job, with a fresh key. Only `member` may leave the site."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -223,7 +224,7 @@ def opened(
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """Return the secret shared with each of the other members, keyed by the member's name."""
+    """Return the secrets that this site shares with the other members, keyed by member name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}
