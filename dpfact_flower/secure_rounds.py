@@ -70,7 +70,7 @@ class SecureRounds:
         raise QuorumError(f"secure sums: {fault}; nothing was charged. {why}")
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Return a round's first requests. Nodes without keys get no request for a secure sum."""
+        """Return a round's first requests. Nodes that sent no key take no part in secure sums."""
         coordinator = self._coordinator
         self._nodes |= {self._names.of(node): node for node in nodes if self._names.of(node)}
         if not (self._members or (coordinator.resumed and self._read())):
@@ -103,7 +103,7 @@ class SecureRounds:
         """Finish a round's secure sum, given the replies to the round's first request.
 
         Return three lists: replies without arrays, failures, and a total for each slot (group of
-        sites). If the sum fails, there are no totals, and all replies are from charged sites.
+        sites). If the sum fails, the totals are empty, and the replies name every charged site.
         """
         assert self.current is not None
         secure_sum, request = self.current, self._coordinator.request(number)
@@ -165,7 +165,7 @@ class SecureRounds:
         ]
 
     def _read(self) -> bool:
-        """Read the file that `_keep` wrote. Return False if there is no such file."""
+        """Read the file that `_keep` wrote. Return False if the file does not exist."""
         if (folder := self._coordinator.run_dir) is None or not (folder / SECURE).exists():
             return False
         try:

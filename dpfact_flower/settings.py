@@ -1,7 +1,7 @@
 """All settings, each with its type, default, allowed range and one line of help.
 
-Settings come from Flower's run config or node config, from a message, or from the command line. In
-each case, `from_config` builds a settings object. Configs and the command line use hyphens, as
+Settings come from Flower's run config or node config, from a message, or from the command line.
+`from_config` builds a settings object from any source. Configs and the command line use hyphens, as
 Flower does: the field ``round_timeout`` has the key ``round-timeout``.
 
 `runtime.config.RunConfig` reads a run's settings. `server.patient.PatientRule` fills in planned
@@ -66,7 +66,7 @@ class Settings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Build settings from a config with hyphenated keys. Keys of other classes are ignored."""
+        """Build settings from a config with hyphenated keys. Other classes' keys are ignored."""
         return cls(**{key.replace("-", "_"): config[key] for key in cls.names() if key in config})
 
     def to_config(self) -> dict[str, Scalar]:
@@ -205,7 +205,7 @@ class PrivacySettings(Settings):
         """Return the solver's settings, adapted to this privacy mode.
 
         Paper mode uses the DPFact paper's elastic weight and default step size. The paper's privacy
-        claim does not cover a relative weight, which depends on patients' data.
+        claim does not cover a relative elastic weight, which depends on patients' data.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -213,7 +213,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Check and return the solver settings for sites. Patient mode resets `loss`."""
+        """Check and return the solver settings to send to sites. Patient mode resets `loss`."""
         self.check_solver(solver)
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
@@ -331,14 +331,14 @@ class AppSettings(Settings):
 
     @property
     def sites_folder(self) -> Path:
-        """Folder for the sites' own files in a simulation, which is outside the run's folder."""
+        """Folder, outside the run's folder, for the sites' own files in a simulation."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")
 
     @property
     def cohort_folder(self) -> Path:
-        """Folder with the sites' data in a simulation. Synthetic data is written to this folder."""
+        """Folder with the sites' data in a simulation, including synthetic data."""
         if self.synthetic_preset:
             return self.sites_folder / f"data-{self.synthetic_preset}"
         return Path(self.data).expanduser().resolve()

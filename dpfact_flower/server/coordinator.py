@@ -40,7 +40,7 @@ class CoordinatorOptions(TypedDict, total=False):
 
 
 class Coordinator:
-    """The server's state of a run, with methods that a Flower strategy calls in each round."""
+    """The state of a run on the server, with methods that a Flower strategy calls in each round."""
 
     def __init__(
         self, feature_shape: Sequence[int], *, solver: SolverSettings | None = None,
@@ -86,7 +86,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Replan the run for `sites` sites. Raise a `QuorumError` after round 1."""
+        """Plan the run again for `sites` sites. Raise a `QuorumError` if round 1 is over."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -151,10 +151,10 @@ class Coordinator:
             self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return how many seconds a round waits for replies, or infinity for its whole time limit.
+        """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. If later rounds need the round's result, the whole limit applies.
+        took to reach its quorum. If later rounds need the result, a round waits until its limit.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
@@ -191,10 +191,10 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, replies contain no arrays. `sums` then contains one total per group of
-        sites, or is empty if the sum failed. `charged` names all charged sites, including those
-        that dropped out. If the quorum is missed, the factors stay unchanged. Raise a `QuorumError`
-        if the run cannot continue without this round.
+        With secure sums, replies contain no arrays, and `sums` contains one total per group of
+        sites. If the secure sum failed, `sums` is empty. `charged` names all charged sites,
+        including sites that dropped out. If the quorum is missed, the factors stay unchanged. Raise
+        a `QuorumError` if the run cannot continue without the round's result.
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:
@@ -304,7 +304,7 @@ def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
 def _distinct(
     replies: Sequence[SiteReply], failures: Sequence[Failure]
 ) -> tuple[list[SiteReply], list[Failure]]:
-    """Sort replies by site. Replace replies that have the same name by one failure."""
+    """Sort replies by site. Replace all replies with the same site name by one failure."""
     count = Counter(reply.site for reply in replies)
     unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
     doubles = [

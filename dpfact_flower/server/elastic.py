@@ -28,10 +28,10 @@ class ElasticRule(ServerRule):
     """The server's rule for elastic averaging, which the DPFact paper describes.
 
     The initial factors (the start) are drawn at random from the public seed. In mode "none", the
-    server can instead compute the start from the sites' co-occurrences. With long code lists, this
-    start takes two rounds: one for code counts, and one for co-occurrences of the most frequent
-    codes. Co-occurrences also determine how much weight each site's factors have in later rounds. A
-    subclass that overrides `update` always starts from random factors.
+    server can instead compute the start from the sites' co-occurrences. With long code lists, a
+    start from co-occurrences takes two rounds: one for code counts, and one for co-occurrences of
+    the most frequent codes. Co-occurrences also determine the weight of each site's factors in
+    later rounds. A subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -64,7 +64,7 @@ class ElasticRule(ServerRule):
         self._run = run
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the global factors, or an empty tuple if the server has not computed any yet."""
+        """Return the global factors, or an empty tuple if no factors have been computed yet."""
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
@@ -104,7 +104,7 @@ class ElasticRule(ServerRule):
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """In an asynchronous run, pull the model towards the sites' mean, weighted by `shares`."""
+        """In asynchronous runs, pull the factors towards the sites' mean, weighted by `shares`."""
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
@@ -118,17 +118,17 @@ class ElasticRule(ServerRule):
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the arrays that `state` returned."""
+        """Restore the rule's state from arrays that `state` returned."""
         self.factors = unnumbered(arrays, "factor")
         self.selection = unnumbered(arrays, "kept")
         self._started = bool(arrays["started"])
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
+        """Pull the global factors towards the mean of the sites' factors, with weights `shares`.
 
-        A round makes `parts` calls, which cover ``T * step`` of the distance to the mean of T
-        sites. Each call covers ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance.
+        A round makes `parts` calls, which cover a fraction ``T * step`` of the distance to the mean
+        of T sites. Each call covers ``1 - (1 - T * step) ** (1 / parts)`` of the distance left.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -175,13 +175,13 @@ class ElasticRule(ServerRule):
         return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
-        """Return site weights of shape (sites, phenotypes). Each phenotype's weights add up to 1.
+        """Return the sites' weights for each phenotype, as an array of shape (sites, phenotypes).
 
-        At site t, the solver divides the gradient for phenotype r by ``Q_tr + pull Q_t``. Q_tr is
-        the error's curvature for phenotype r at site t, and Q_t is the mean of Q_tr over all
-        phenotypes. The strength of the elastic pull is ``pull``. The weight of site t for phenotype
-        r is proportional to this divisor. The weighted mean therefore moves along the sum of the
-        sites' gradients, and converges to a minimum of the pooled error.
+        Let Q_tr be the error's curvature for phenotype r at site t, and Q_t the mean of Q_tr over
+        all phenotypes. The solver divides the gradient for phenotype r by ``Q_tr + pull Q_t``,
+        where ``pull`` is the strength of the elastic pull. The weight of site t for phenotype r is
+        proportional to ``Q_tr + pull Q_t``. The weighted mean of the sites' factors therefore moves
+        along the sum of the sites' gradients, and converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -215,9 +215,9 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    If `step` is not 0, return `step`. Otherwise, return eta * gamma, as in the DPFact paper. If the
-    elastic weight is relative or the solver has no step size eta, return 1 / sites. The new global
-    factors are then the sites' mean. Refuse a step that is 0 or unstable.
+    If `step` is not 0, return `step`. If `step` is 0, return 1 / sites for a relative elastic
+    weight or a solver without step size, so that the new global factors are the sites' mean. In
+    other cases, return eta * gamma, as in the DPFact paper. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

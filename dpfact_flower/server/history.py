@@ -50,12 +50,12 @@ class RoundRecord:
     """The record of a round, stored as one line of `history.jsonl`.
 
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
-    quorum was missed, so that the global factors did not change. `seconds` is the time from sending
-    the requests to reading the last reply. `quorum_seconds` is the time until the quorum had
-    answered, or 0 if the quorum was missed. `ended` is when the round ended, in UTC and ISO format.
-    For an asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the
-    time since the previous round ended, and `quorum_seconds` is 0. `dropped` contains the names of
-    charged sites that dropped out of a secure sum.
+    global factors did not change, because the quorum was missed. `seconds` is the time from sending
+    the requests to reading the last reply. `quorum_seconds` is the time until enough sites had
+    answered, or 0 if the quorum was missed. `ended` is the UTC time at which the round ended, in
+    ISO format. For an asynchronous round, `arrivals` lists the replies in order of arrival,
+    `seconds` is the time since the previous round ended, and `quorum_seconds` is 0. `dropped`
+    contains the names of charged sites that dropped out of a secure sum.
     """
 
     round: int

@@ -1,9 +1,9 @@
 """Coordinate asynchronous runs (modes "none" and "paper"), where each reply updates the model.
 
-The first round, and all rounds that compute the initial factors (the start), are synchronous. After
-these rounds, each reply replaces its site's previous reply, and the rule updates the model from all
-sites' latest replies. A site thus gains no weight by answering more often. A reply has full weight
-for two rounds. If a reply's age is more than two rounds, its weight is ``1 / (1 + age - 2)``
+The first round, and all rounds that compute the initial factors (the start), are synchronous. In
+later rounds, each reply replaces its site's previous reply, and the rule updates the model from all
+sites' latest replies. A site gains no weight by answering more often. A reply has full weight for
+two rounds. If a reply's age is more than two rounds, its weight is ``1 / (1 + age - 2)``
 (FedAsync's hinge function; Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
 
 Each reply belongs to a round, because sites plan their budgets per round. A round ends when the
@@ -38,7 +38,7 @@ class _Site:
 
     `round` is the round of the last request, and `version` is the model's version at that time.
     `asked` is the unanswered request, if any. `answered` is the last answered round. `last`
-    contains the last reply's factors, or the initial factors if that reply had no factors. `based`
+    contains the last reply's factors, or the initial factors if this reply had no factors. `based`
     is the model version from which `last` was computed. `failed` is set if the last request failed.
     """
 
@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site would accept at least one of them."""
+        """Return preflight requests. Each unfinished site would accept one or more requests."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

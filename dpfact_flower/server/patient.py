@@ -1,6 +1,6 @@
 """The server's rule for patient mode: fit initial factors, then refine one factor per round.
 
-This module only post-processes the sites' releases, so it has no privacy cost.
+This module only post-processes the sites' releases, which has no privacy cost.
 """
 
 import logging
@@ -88,7 +88,7 @@ class PatientRule(ServerRule):
         self._memory = RunningAverage(self.plan.memory)
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the global factors, or an empty tuple if there is no model yet.
+        """Return the global factors, or an empty tuple if no factors have been computed yet.
 
         If `auto_rank` lowered the rank, columns of zeros pad the factors to the requested rank.
         """
@@ -102,7 +102,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how much each group of sites uses each phenotype, or None if not needed."""
+        """Return each site group's usage of each phenotype, or None if the round needs no usage."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -111,7 +111,7 @@ class PatientRule(ServerRule):
         return np.pad(usages, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shape of a reply's single vector, or an empty list in the last round."""
+        """Return a list with the shape of a reply's vector, or an empty list in the last round."""
         planned = self.plan.release_of(round_number)
         return [(planned.count,)] if planned else []
 
@@ -123,7 +123,7 @@ class PatientRule(ServerRule):
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Log the run's forecast, as a warning unless it is good. Warn if delta is too large."""
+        """Log a forecast for the run. Warn if the forecast is not good or if delta is too large."""
         outlook = outlook_of(self.plan)
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
@@ -191,7 +191,7 @@ class PatientRule(ServerRule):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
+        """For each phenotype, the estimated probability of a false discovery, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)
@@ -224,7 +224,7 @@ class PatientRule(ServerRule):
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the arrays that `state` returned."""
+        """Restore the rule's state from arrays that `state` returned."""
         self.selection = unnumbered(arrays, "kept")
         self._totals = unnumbered(arrays, "total")
         self._halves = unnumbered(arrays, "half")

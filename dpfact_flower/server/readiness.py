@@ -1,8 +1,8 @@
 """Record preflight answers, decide whether a run may begin, and assign site names to nodes.
 
 The SuperLink registers each hospital's key under the hospital's name. Before any charge, the
-preflight refuses a node that answers under a different name. For a node without a registered name,
-the server uses the first name that the node states.
+preflight refuses a node that states another name than its registered name. For a node without a
+registered name, the server uses the first name that the node states.
 """
 
 import json
@@ -43,9 +43,9 @@ def called(node: int, site: str) -> str:
 class Readiness:
     """A site's preflight answer, or the lack of an answer. Unknown fields are empty.
 
-    `fault` is the reason why the site would not answer a round, or empty if there is none. The
-    answer's time stamp shows that the site's clock is wrong by at least `clock` seconds (negative
-    if the clock is behind).
+    `fault` is the reason why the site would not answer a round, or is empty if the site would
+    answer. `clock` is the smallest error of the site's clock, in seconds, that explains the
+    answer's time stamp (negative if the clock is behind).
     """
 
     node: int
@@ -80,10 +80,10 @@ class Readiness:
 
 
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
-    """Return the nodes to leave out of the run, which are those with a fault.
+    """Return the nodes with a fault, which must be left out of the run.
 
-    If a site is not ready, raise a `QuorumError` that describes every fault. If `leave_out` is set,
-    raise the error only if the ready sites do not meet the quorum.
+    If a site is not ready, raise a `QuorumError` that describes every fault. If `leave_out` is
+    true, raise the `QuorumError` only if the ready sites do not meet the quorum.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
@@ -132,7 +132,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node must not use a name, or record the name and return an empty string."""
+        """Record a node's name and return "", or return why the node must not use the name."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

@@ -31,11 +31,11 @@ class ServerRule(ABC):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
+        """For each phenotype, the estimated probability of a false discovery, or () if unknown."""
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how much each group of sites uses each phenotype, or None if not needed."""
+        """Return each site group's usage of each phenotype, or None if the round needs no usage."""
         return None
 
     def arrive(
@@ -73,7 +73,7 @@ class ServerRule(ABC):
 
     @abstractmethod
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the arrays that `state` returned in a run with the same settings."""
+        """Restore the rule's state from arrays that `state` returned for the same settings."""
 
 
 def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:

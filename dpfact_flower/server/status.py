@@ -1,6 +1,6 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
-The server knows only the charges of replies that it received. If a reply is lost, its charge
+The server knows only the charges for replies that it received. If a reply is lost, its charge
 appears only in the site's own ledger.
 """
 
@@ -25,9 +25,9 @@ Cost = Callable[[Sequence[int]], float | None]
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is when the latest round with a usable reply ended. `unused` counts charged replies
-    that did not change the model, and `failed` counts rounds without a usable reply. `epsilon`
-    is None if infinite or unknown. `reason` is the latest failure or preflight fault.
+    `last_seen` is the end of the latest round with a usable reply. `unused` counts charged replies
+    that did not change the model, and `failed` counts rounds without a usable reply. `epsilon` is
+    None if infinite or unknown. `reason` is the latest failure or preflight fault.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""The code that runs at a site. This package does not use Flower."""
+"""The code that runs at a site. The package `site` does not use Flower."""

@@ -56,8 +56,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    If a second request has to wait for the lock, the delay of its reply begins after the wait.
-    Otherwise, the time of the second reply would reveal when the first reply was ready.
+    If a second request has to wait for the lock, the delay of its reply begins after the wait, so
+    that the time of the second reply does not reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as stack:
@@ -161,7 +161,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
 
 
 def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
-    """Refuse a run whose code lists differ from this site's."""
+    """Refuse a run whose code lists differ from this site's code lists."""
     if request.vocabulary not in ("", joint_digest(source.vocabularies)):
         raise MessageError(
             "the run's vocabularies are not this site's (their digests differ): prepare the data "
@@ -225,7 +225,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     """Refuse a round that would exceed the hospital's limit on rounds that read patients' data.
 
     With only the budget as a limit, a server could ask for many very noisy rounds, and measure how
-    long each takes. A site refuses a new run unless the limit allows all of the run's rounds.
+    long each round takes. A site refuses a new run unless the limit allows all of the run's rounds.
     """
     answered, begun = len(admission.rows), admission.last is not None
     needed = 1 if begun else admission.work.charged_rounds
@@ -238,7 +238,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger if the state-dir has the ledger of a site not in `hospital.beside`."""
+    """Refuse to create a ledger beside the ledger of a site not listed in `hospital.beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

@@ -1,6 +1,6 @@
 """Define `Site`, which answers each of the server's requests with one release.
 
-To protect patients, a site follows fixed steps: admit the request, compute, charge, reply. The site
+To protect patients, a site takes fixed steps: admit the request, compute, charge, reply. The site
 reads no patient's data before admitting the request (`admission.admitted`). The site writes the
 charge to disk before sending the release, and sends the release even if an error follows the
 charge. All failures after the site has read patients' data raise the same error, so that the error
@@ -57,8 +57,8 @@ class Site:
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
         """Compute and charge a release, or return the earlier release if the request is repeated.
 
-        After the deadline of `delay`, the site charges nothing. The text of an error must not leave
-        the site (see `disclosure.log_privately`).
+        After the deadline that `delay` sets, the site charges nothing. The text of an error must
+        not leave the site (see `disclosure.log_privately`).
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:
@@ -96,7 +96,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was already sent. In modes with noise, read no patient's data."""
+        """Return the release that was already sent. Read no patient's data in modes with noise."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
         if secure is not None:  # a later stage or attempt: the vector was charged before
@@ -130,7 +130,7 @@ class Site:
     def _begin(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and job folder, and count an attempt to read patients' data.
 
-        Refused requests create no folder. Otherwise, a server could fill the disk with folders.
+        Refused requests create no folder, so that a server cannot fill the disk with folders.
         """
         hospital = self._hospital
         with ExitStack() as stack:

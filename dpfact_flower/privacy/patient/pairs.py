@@ -27,9 +27,8 @@ def add_pairs(
     """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
 
     `starts` holds the index of each patient's first cell, and `offsets` holds the index of each
-    mode's first code. `starts` and `offsets` end with the index after the last cell or code.
-    `total` holds, row by row, the strict upper triangle of a matrix with one row and one column per
-    code.
+    mode's first code. Each array ends with the index after the last cell or code. `total` holds,
+    row by row, the strict upper triangle of a matrix with a row and a column per code.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):

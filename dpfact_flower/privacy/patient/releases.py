@@ -189,10 +189,9 @@ def share(
 ) -> Share:  # fmt: skip
     """Add one site's part of the noise to the site's sum, and return the site's share.
 
-    The site's sum is put into one slot, and noise is added to all slots. The integers are not
-    rounded, because rounding is post-processing only after all sites' shares have been summed. The
-    integers must be masked before they leave the site. `bounded.sigma` must be the noise level of
-    one site's part.
+    The site's sum goes into one slot, and noise goes into all slots. The integers are not rounded,
+    because rounding is post-processing only after all shares have been summed. The integers must be
+    masked before they leave the site. `bounded.sigma` must be the noise level of one site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

@@ -116,9 +116,8 @@ def refinement(
     The sum holds the rows of sum_i M_i, followed by the upper triangle of sum_i a_i a_i^T (see
     `tensor.triangle`). Adding or removing a patient changes the sum by at most `bound` in L2 norm.
 
-    `factors` (one array per feature mode) and `ridge` (one value per phenotype) are public or
-    released. An infinite ridge excludes a phenotype from the fit. The sum has at most
-    `MOST_REFINED` values.
+    `factors` (one array per mode) and `ridge` (one value per phenotype) are public or released. An
+    infinite ridge excludes a phenotype from the fit. The sum has at most `MOST_REFINED` values.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)

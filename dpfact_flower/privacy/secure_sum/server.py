@@ -35,7 +35,7 @@ def unmasked(
     """Return the sum of all members' vectors.
 
     `answers` must hold every member's answer to `question`, and `unopened` must return an empty
-    list. Per member, unsent low bits add about a millionth of the noise's variance as an error.
+    list. For each member, the unsent low bits increase the noise's variance by about a millionth.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:

@@ -9,11 +9,10 @@ be on the site's disk. The functions in this module enforce three rules:
 - In each round, the site helps to unmask only the latest attempt that the site answered. After
   helping to unmask an attempt, the site answers no further attempts in the round.
 
-Without the three rules, a server could learn one sum with a given site and one without that site.
-The difference between the two sums is the site's vector, protected only by the site's noise. To
-rule out a second sum, each site also adds a mask of its own. The seed of this mask is split among
-the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a round has one attempt, and sites add
-no masks of their own.
+Without the three rules, a server could learn two sums that differ only by one site's vector, and
+this vector would be protected only by this site's noise. To rule out a second sum, each site also
+adds a mask of its own, whose seed is split among the other sites (Bonawitz et al. 2017). If
+`dropouts` is 0, a round has one attempt, and sites add no masks of their own.
 """
 
 import os
