@@ -1,7 +1,7 @@
 """Add noise to feature factors, and compute the privacy cost that the DPFact paper claims.
 
-The DPFact paper's sensitivity does NOT hold (see `psgd_sensitivity`), so paper mode gives no
-privacy guarantee. Paper mode reproduces the paper's method, and marks every release "not proven".
+The sensitivity claimed by the DPFact paper does NOT hold (see `psgd_sensitivity`), so paper mode
+guarantees no privacy. Paper mode reproduces the paper, and marks every release "not proven".
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,14 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """Return the L2 sensitivity that the DPFact paper claims for `tau` passes of SGD over the data.
 
     Wu and others (2017) prove the bound 2 tau L eta for permutation SGD under several assumptions.
-    The loss must be L-Lipschitz, beta-smooth and convex in all updated variables, and eta at most
-    2/beta. Each pass must visit every entry once. The visiting order and the initial values must
-    not depend on the data. Clipping each entry's gradient to `clip` ensures L <= `clip`, but the
-    other assumptions do not hold. The loss is not jointly convex, and the l2,1 penalty couples all
-    patients. Each round starts from noiseless factors that depend on the data. If an entry changes
-    from zero to one, the pass length changes. Zeros are sampled with replacement, so a pass may
-    repeat a zero. The step size adapts to the data. The result is not a bound on the sensitivity.
+    The loss must be L-Lipschitz, beta-smooth and convex in all updated variables, and eta must be
+    at most 2/beta. Each pass must visit every entry once. The visiting order and the initial values
+    must not depend on the data. Clipping each entry's gradient to `clip` ensures L <= `clip`, but
+    the other assumptions do not hold. The loss is not convex in all factors jointly, and the l2,1
+    penalty couples all patients. Each round starts from noiseless factors that depend on the data.
+    If an entry changes from zero to one, the pass length changes. Zeros are sampled with
+    replacement, so a pass may repeat a zero. The step size adapts to the data. The result is not a
+    bound on the sensitivity.
     """
     return 2 * tau * clip * eta
 

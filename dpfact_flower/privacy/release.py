@@ -122,8 +122,8 @@ class Release:
     """The values that a site sends, with one event for each array that contains noise.
 
     `arrays` holds read-only float32 values: either feature factors, with one row per code and one
-    column per phenotype, or one vector of statistics. In a secure sum, `arrays` holds bytes
-    instead, and `events` is empty, because the cost is charged for the `Share`.
+    column per phenotype, or one vector of statistics. In a secure sum, `arrays` holds masked bytes,
+    and `events` is empty, because the cost is charged for the `Share`.
     """
 
     arrays: tuple[Array, ...]
@@ -143,7 +143,7 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """`values` in a tuple, so that the ledger can treat a share like a release."""
+        """A tuple that holds `values`, so that the ledger can treat a share like a release."""
         return (self.values,)
 
 

@@ -154,7 +154,7 @@ class Coordinator:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. If later rounds need the result, a round waits until its limit.
+        took to reach its quorum. A round on which later rounds depend waits until its time limit.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):

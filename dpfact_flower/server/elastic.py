@@ -84,7 +84,7 @@ class ElasticRule(ServerRule):
         return paper_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
 
     def check_sites(self, sites: int) -> None:
-        """Raise a `SettingsError` if the elastic step is unstable for this number of sites."""
+        """Raise a `SettingsError` if the elastic step is unstable for `sites` sites."""
         elastic_step(self._solver, self._run.elastic_step, sites)
 
     def needs_quorum(self, round_number: int) -> bool:
@@ -215,9 +215,9 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    If `step` is not 0, return `step`. If `step` is 0, return 1 / sites for a relative elastic
-    weight or a solver without step size, so that the new global factors are the sites' mean. In
-    other cases, return eta * gamma, as in the DPFact paper. Refuse a step that is 0 or unstable.
+    If `step` is not 0, return `step`. If `step` is 0, return eta * gamma, as in the DPFact paper,
+    or 1 / sites if the solver does not use both eta and gamma. With the step 1 / sites, the new
+    global factors are the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

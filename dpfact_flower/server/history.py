@@ -1,7 +1,7 @@
 """Read and write a run's `history.jsonl` and `checkpoint.npz` on the server.
 
-The server writes both files after each round. The history has one line per round. An interrupted
-run can continue from the checkpoint.
+The server writes the history and the checkpoint after each round. The history has one line per
+round. An interrupted run can continue from the checkpoint.
 """
 
 import hashlib
@@ -49,13 +49,13 @@ class Arrival(NamedTuple):
 class RoundRecord:
     """The record of a round, stored as one line of `history.jsonl`.
 
-    `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
-    global factors did not change, because the quorum was missed. `seconds` is the time from sending
-    the requests to reading the last reply. `quorum_seconds` is the time until enough sites had
-    answered, or 0 if the quorum was missed. `ended` is the UTC time at which the round ended, in
-    ISO format. For an asynchronous round, `arrivals` lists the replies in order of arrival,
-    `seconds` is the time since the previous round ended, and `quorum_seconds` is 0. `dropped`
-    contains the names of charged sites that dropped out of a secure sum.
+    `sites` contains the sorted names of the sites with usable replies. `updated` is False if a
+    missed quorum left the global factors unchanged. `seconds` is the time from sending the requests
+    to reading the last reply. `quorum_seconds` is the time until enough sites had answered, or 0 if
+    the quorum was missed. `ended` is the UTC time at which the round ended, in ISO format. For an
+    asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the time
+    since the previous round ended, and `quorum_seconds` is 0. `dropped` contains the names of
+    charged sites that dropped out of a secure sum.
     """
 
     round: int

@@ -1,6 +1,6 @@
 """The server's rule for patient mode: fit initial factors, then refine one factor per round.
 
-This module only post-processes the sites' releases, which has no privacy cost.
+This module only post-processes the sites' releases, and therefore has no privacy cost.
 """
 
 import logging
@@ -131,12 +131,12 @@ class PatientRule(ServerRule):
             _logger.warning("plan: %s", warning)
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Return whether the run must stop if this round misses the quorum."""
+        """Return whether the run must stop if the given round misses the quorum."""
         planned = self.plan.release_of(round_number)
         return planned is not None and planned.kind != "refine"
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Update the model from the sites' releases in this round."""
+        """Update the model from the sites' releases in the given round."""
         planned = self.plan.release_of(round_number)
         if planned is None:
             return

@@ -1,7 +1,7 @@
 """Record preflight answers, decide whether a run may begin, and assign site names to nodes.
 
 The SuperLink registers each hospital's key under the hospital's name. Before any charge, the
-preflight refuses a node that states another name than its registered name. For a node without a
+preflight refuses a node whose stated name differs from its registered name. For a node without a
 registered name, the server uses the first name that the node states.
 """
 

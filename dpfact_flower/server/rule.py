@@ -57,11 +57,11 @@ class ServerRule(ABC):
         """Return the events for which a site is charged if the site answers a round."""
 
     def check_sites(self, sites: int) -> None:  # noqa: B027 - most rules suit any number
-        """Log warnings about a run with this number of sites, or refuse an unstable run."""
+        """Log warnings about a run with `sites` sites, or refuse an unstable run."""
 
     @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:
-        """Return whether the run must stop if this round misses the quorum."""
+        """Return whether the run must stop if the given round misses the quorum."""
 
     @abstractmethod
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:

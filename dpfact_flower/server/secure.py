@@ -22,7 +22,7 @@ from dpfact_flower.wire.secure import SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. `opened` is true once the server has asked for secrets."""
+    """An attempt at a round's sum. `opened` is true once the server asks for unmasking secrets."""
 
     round: int
     number: int
@@ -34,8 +34,8 @@ class SecureSum:
     """One round's secure sum, with its attempts, openings and total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
-    newest attempt. After a crash, the server repeats the newest attempt if no dropouts are allowed,
-    or if the server had already asked for secrets. Otherwise, a new attempt asks all sites.
+    newest attempt. After a crash, the server repeats the newest attempt if no dropouts are allowed
+    or if secrets were already requested. After any other crash, a new attempt asks all sites.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SecureSum:
         return sums.unopened(self._terms, self._question, self._openings)
 
     def next_attempt(self) -> None:
-        """Begin the first attempt with all sites, or a later attempt with those that answered."""
+        """Begin the first attempt with all sites, or a new attempt with the sites that answered."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1

@@ -25,9 +25,9 @@ Cost = Callable[[Sequence[int]], float | None]
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is the end of the latest round with a usable reply. `unused` counts charged replies
-    that did not change the model, and `failed` counts rounds without a usable reply. `epsilon` is
-    None if infinite or unknown. `reason` is the latest failure or preflight fault.
+    `last_seen` gives the end time of the latest round with a usable reply. `unused` counts charged
+    replies that did not change the model, and `failed` counts rounds without a usable reply.
+    `epsilon` is None if infinite or unknown. `reason` is the latest failure or preflight fault.
     """
 
     name: str

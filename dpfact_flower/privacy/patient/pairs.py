@@ -2,8 +2,8 @@
 
 A contribution has a block for each mode and each pair of modes. Block (n, n) is the off-diagonal
 part of X X^T, where X is the patient's slice of the tensor, unfolded along mode n. Block (m, n) is
-the slice, summed over all modes except m and n. Each block (m, n) is scaled to norm 1, and then
-multiplied by `CROSS` if m and n differ. Finally, the contribution is scaled to norm 1.
+the patient's slice, summed over all modes except m and n. Each block (m, n) is scaled to norm 1,
+and then multiplied by `CROSS` if m and n differ. Finally, the contribution is scaled to norm 1.
 
 A contribution depends only on the patient's own cells. The cells are sorted before they are added,
 so their order in the data does not affect rounding.
@@ -26,9 +26,9 @@ def add_pairs(
 ) -> None:
     """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
 
-    `starts` holds the index of each patient's first cell, and `offsets` holds the index of each
-    mode's first code. Each array ends with the index after the last cell or code. `total` holds,
-    row by row, the strict upper triangle of a matrix with a row and a column per code.
+    `starts` holds the index of each patient's first cell, and then the index after the last cell.
+    `offsets` holds the index of each mode's first code, and then the index after the last code.
+    `total` holds, row by row, the strict upper triangle of a matrix with one row per code.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
@@ -50,9 +50,9 @@ def add_pairs(
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
     """Assign numbers from 0 to one patient's distinct codes, mode by mode and in ascending order.
 
-    Return three arrays. The first array holds each distinct code as `offsets[mode]` plus its index
-    in the mode. The second array holds each mode's lowest number, then the count of distinct codes.
-    The third array, of shape (cells, modes), holds the number of each cell's code in each mode.
+    Return three arrays. The first array holds each distinct code, increased by `offsets[mode]`. The
+    second array holds each mode's lowest number, followed by the count of distinct codes. The third
+    array, of shape (cells, modes), holds the number of each cell's code in each mode.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)

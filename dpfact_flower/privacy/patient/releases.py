@@ -1,7 +1,6 @@
 """Define the kinds of releases in patient mode, and add noise to sums.
 
-To add a kind, extend `KINDS`, the schedule in `plan`, and the code in `server.patient` that uses
-the released values.
+To add a kind, extend `KINDS`, the schedule in `plan`, and the use of releases in `server.patient`.
 
 `release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
 noise. `release` and `share` take the sensitivity and the noise level from the `BoundedSum` itself
@@ -142,7 +141,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields that a request may contain. `planned` is None in the last round."""
+    """Return which array fields a request may contain. `planned` is None in the last round."""
     if planned is None or KINDS[planned.kind].clipped:
         return "anchors", "selection"
     return () if planned.kind == "codes" else ("selection",)

@@ -58,7 +58,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return 32 hex digits of a key's SHA-256 hash, in groups of four that can be read aloud."""
+    """Return the first 32 hex digits of a key's SHA-256 hash, in groups of four to read aloud."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -90,7 +90,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites that must help to unmask a sum: `colluding` plus over half of the others.
+        """Number of sites needed to unmask a sum (`colluding` plus over half of the other sites).
 
         Each honest site helps only one attempt at a sum, so only one attempt can get enough sites.
         """

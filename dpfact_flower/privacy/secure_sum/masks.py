@@ -104,7 +104,7 @@ def signed(words: Words, width: int) -> NDArray[np.int64]:
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
-    """Draw a seed below `PRIME`, uniform to within 2**-256 if `random_bytes` is uniform."""
+    """Draw a seed below `PRIME` that is uniform to within 2**-256 if `random_bytes` is uniform."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
     return number.to_bytes(SEED_BYTES, "little")
 

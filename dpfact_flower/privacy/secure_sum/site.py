@@ -86,7 +86,7 @@ def to_json(kept: JobSecrets | RoundState) -> bytes:
 
 
 def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
-    """Rebuild an object from the result of `to_json`. Raise a ValueError for damaged text."""
+    """Rebuild an object from the result of `to_json`. Raise a ValueError if the text is damaged."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(kind).validate_json(text, strict=True)
