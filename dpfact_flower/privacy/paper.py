@@ -1,7 +1,7 @@
 """Add noise to feature factors, and compute the privacy cost that the DPFact paper claims.
 
 The sensitivity claimed by the DPFact paper does NOT hold (see `psgd_sensitivity`), so paper mode
-guarantees no privacy. Paper mode reproduces the paper, and marks every release "not proven".
+guarantees no privacy. Paper mode follows the DPFact paper, and marks every release "not proven".
 """
 
 from collections.abc import Mapping, Sequence

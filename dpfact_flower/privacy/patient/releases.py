@@ -141,7 +141,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return which array fields a request may contain. `planned` is None in the last round."""
+    """Return which arrays, except usages, a request has. `planned` is None in the last round."""
     if planned is None or KINDS[planned.kind].clipped:
         return "anchors", "selection"
     return () if planned.kind == "codes" else ("selection",)
