@@ -17,6 +17,7 @@ from string import Template
 
 import tomli_w
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -45,13 +46,13 @@ def write_centre(folder: Path, name: str, port: int) -> None:
     `name` is a DNS name or IP address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
     """
     _general_name(name)  # refuses a wrong name before anything is written
-    _new(folder, "ca.key")
+    _new(folder)
+    for subfolder in ("flwr", "runs", "codes"):
+        private_folder(folder / subfolder)
     key, certificate = new_authority()
     create_once(folder / "ca.key", key)
     (folder / "ca.crt").write_bytes(certificate)
     renew_centre(folder, name)
-    for subfolder in ("flwr", "runs", "codes"):
-        private_folder(folder / subfolder)
     values = {"folder": folder, "name": name, "port": port}
     _fill(folder / "flwr" / "config.toml", "config.toml", values)
     _fill(folder / "dpfact-proxy.conf", "dpfact-proxy.conf", values)
@@ -62,11 +63,22 @@ def write_centre(folder: Path, name: str, port: int) -> None:
 
 def renew_centre(folder: Path, name: str) -> None:
     """Write a new key and certificate for the centre's server, signed by the centre's authority."""
-    key, certificate = new_server(name, (folder / "ca.key").read_bytes())
+    path, authority = folder / "server.pem", folder / "ca.key"
+    if not authority.exists():
+        raise SettingsError(f"bring ca.key back into {folder} for this command")
+    if path.exists():
+        (first,) = x509.load_pem_x509_certificate(path.read_bytes()).subject
+        if name != first.value:
+            raise SettingsError(
+                f"NAME: the hospitals connect to {first.value}, and would refuse a certificate for "
+                f"{name}: give the first name"
+            )
+    key, certificate = new_server(name, authority.read_bytes())
     with replacing(folder / "server.key") as file:
-        os.fchown(file.fileno(), folder.stat().st_uid, -1)  # root renews the key for the service
+        service = (folder / "flwr").stat().st_uid  # root may renew the key for the service
+        os.fchown(file.fileno(), service, -1)
         file.write(key)
-    (folder / "server.pem").write_bytes(certificate)
+    path.write_bytes(certificate)
 
 
 def write_site(
@@ -85,7 +97,7 @@ def write_site(
     """
     name = str(settings["site"])
     _check(centre)
-    _new(folder, "node")
+    _new(folder)
     node, site = folder / "node", folder / "site"
     for path in (node, site, site / "state"):
         private_folder(path)
@@ -113,14 +125,15 @@ def _check(text: str) -> None:
         raise SettingsError(f"{text!r}: use only letters, digits and / . _ - :")
 
 
-def _new(folder: Path, marker: str) -> None:
-    """Create `folder`, readable for all users. Refuse a folder with an entry named `marker`."""
+def _new(folder: Path) -> None:
+    """Create `folder`, readable for all users. Refuse the folder of a centre or hospital."""
     _check(str(folder))
-    if (folder / marker).exists():
-        raise SettingsError(
-            f"--folder: {folder} is set up already; its keys and ledger are never replaced. Name "
-            "another folder"
-        )
+    for part, owner in (("flwr", "centre"), ("node", "hospital")):
+        if (folder / part).exists():
+            raise SettingsError(
+                f"--folder: {folder} is a {owner}'s folder already; its keys and ledger are never "
+                "replaced. Name another --folder"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
 
@@ -185,8 +198,13 @@ def new_node_key(comment: str) -> tuple[bytes, bytes]:
 
 def key_fingerprint(line: bytes) -> str:
     """Return the fingerprint of a SuperNode's public key."""
+    if b"PRIVATE KEY" in line:
+        raise SettingsError(
+            "public key: this is the private key, which must never leave the hospital. The "
+            "hospital must make a new key: dpfact site init in another folder"
+        )
     key = None
-    with suppress(ValueError):
+    with suppress(ValueError, UnsupportedAlgorithm):
         key = serialization.load_ssh_public_key(line)
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SettingsError("public key: need the .pub file that dpfact site init wrote")

@@ -3,8 +3,10 @@
 import os
 import re
 import ssl
+import subprocess
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -74,6 +76,8 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
     (tmp_path / "answer").write_text('{"success": true, "node-id": "77"}')
     monkeypatch.setattr(superlink, "tool", lambda name: str(tmp_path / name))
     admit = ["centre", "admit", tmp_path / "site" / "north.pub", "--folder", centre]
+    with pytest.raises(SettingsError, match="the private key, which must never leave"):
+        dpfact("centre", "admit", tmp_path / "site" / "node" / "north", "--folder", centre)
     for other in (own, theirs[:-4]):
         with pytest.raises(SettingsError, match="nothing was registered"):
             dpfact(*admit, "--fingerprint", other)
@@ -96,15 +100,24 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
             with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
                 handshake(centre, name)
         before = (centre / "server.pem").read_bytes()
-        os.chown(centre, 65534 if os.geteuid() == 0 else -1, -1)  # as install.sh does
-        dpfact("centre", "init", "centre.example", "--folder", centre, "--renew")
+        os.chown(centre / "flwr", 65534 if os.geteuid() == 0 else -1, -1)  # as install.sh does
+        renew(centre)
         assert (centre / "server.pem").read_bytes() != before
-        assert (centre / "server.key").stat().st_uid == centre.stat().st_uid
+        assert (centre / "server.key").stat().st_uid == (centre / "flwr").stat().st_uid
     for secret in ("ca.key", "server.key"):
         assert (centre / secret).stat().st_mode & 0o077 == 0
     (centre / "ca.key").write_bytes((centre / "ca.crt").read_bytes())
     with pytest.raises(SettingsError, match=r"ca\.key: need the key that dpfact centre init wrote"):
-        dpfact("centre", "init", "centre.example", "--folder", centre, "--renew")
+        renew(centre)
+    with pytest.raises(SettingsError, match=r"connect to centre\.example, .*: give the first name"):
+        renew(centre, "other.example")
+    (centre / "ca.key").unlink()
+    with pytest.raises(SettingsError, match=rf"bring ca\.key back into {centre}"):
+        renew(centre)
+
+
+def renew(folder, name="centre.example") -> str:
+    return dpfact("centre", "init", name, "--folder", folder, "--renew")
 
 
 def handshake(folder, name):
@@ -127,12 +140,39 @@ def handshake(folder, name):
 
 def test_nothing_is_replaced(centre, tmp_path):
     init(tmp_path)
-    key = (tmp_path / "site" / "node" / "north").read_bytes()
-    with pytest.raises(SettingsError, match="keys and ledger are never replaced"):
-        init(tmp_path)
-    with pytest.raises(SettingsError, match="never replaced"):
-        dpfact("centre", "init", "centre.example", "--folder", centre)
-    assert (tmp_path / "site" / "node" / "north").read_bytes() == key
+    (centre / "ca.key").unlink()  # it is in a safe
+    for folder, owner in ((centre, "centre"), (tmp_path / "site", "hospital")):
+        before = contents(folder)
+        for command in (
+            lambda: init(tmp_path, folder=folder.name),
+            lambda: dpfact("centre", "init", "centre.example", "--folder", folder),
+        ):
+            with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
+                command()
+        assert contents(folder) == before
+
+
+def contents(folder) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to users")
+def test_the_centres_user_owns_only_what_the_service_writes_or_must_read(centre, tmp_path):
+    """Otherwise, this user could change a script that root runs, or a unit that root installs."""
+    (tmp_path / "bin").mkdir()
+    for name in ("id", "useradd", "cp", "systemctl"):
+        (tmp_path / "bin" / name).symlink_to("/bin/true")
+    script = (centre / "install.sh").read_text().replace("-R dpfact-centre", "-R 65534")
+    search = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    for _ in range(2):  # again, after the key was moved away as advised
+        subprocess.run(["sh", "-c", script], env=search, check=True)
+        (centre / "ca.key").unlink(missing_ok=True)
+    given = {path.name for path in centre.iterdir() if path.stat().st_uid}
+    assert given == {"flwr", "runs", "codes", "server.key"}
+    assert centre.stat().st_uid == 0
+    for option in ("--database", "--log-file"):
+        assert f"{option} {centre}/flwr/" in (centre / "dpfact-centre.service").read_text()
 
 
 @pytest.mark.parametrize("name", ["a b", "centre.example:443"])

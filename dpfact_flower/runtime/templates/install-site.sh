@@ -1,7 +1,8 @@
 # The steps that need root at a hospital. Read this file, then run: sudo sh $folder/install.sh
 set -e
-id dpfact-node >/dev/null 2>&1 || useradd --system dpfact-node
-id dpfact-site >/dev/null 2>&1 || useradd --system dpfact-site
+for user in dpfact-node dpfact-site; do
+  id $$user >/dev/null 2>&1 || useradd --system --shell /usr/sbin/nologin $$user
+done
 chmod 755 $folder
 chown -R dpfact-node $folder/node
 chown -R dpfact-site $folder/site
