@@ -127,7 +127,7 @@ def submit(
     try:
         ended = link.follow(run, 2 if as_json else None)  # 2: standard error
     except KeyboardInterrupt:
-        typer.echo(f"run {run} continues; to end it: flwr stop {run} {link.name}", err=True)
+        typer.echo(f"run {run} continues; to end it: {link.command(f'stop {run}')}", err=True)
         raise typer.Exit(130) from None
     status, details = str(ended["status"]), ended.get("status-details", "")
     if as_json:

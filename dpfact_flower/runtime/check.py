@@ -346,7 +346,7 @@ CHECKS: dict[str, Callable[[Machine], Iterable[str] | None]] = {
     "the SuperNode leaves the work to the executor": _supernode,
     "the executor is the one from this package": _executor,
     "the executor answers the SuperNode's user, and no other user listens on its port": _port,
-    "none of Flower's own executors is running": _no_flower_executor,
+    "the two users run none of Flower's own executors": _no_flower_executor,
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }

@@ -31,6 +31,8 @@ _PEM, _PLAIN = serialization.Encoding.PEM, serialization.NoEncryption()
 _AUTHORITY = "dpfact centre"
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
 _TEMPLATES = Path(__file__).parent / "templates"
+HARDENED = (_TEMPLATES / "hardened").read_text(encoding="utf-8")
+"""Restrictions of all systemd units. Because numba compiles code, memory may be executable."""
 _START = """\
 # To try a deployment without root: runs the units' commands as the current user. Ctrl-C ends them
 # after any charged answer has been sent. A second Ctrl-C does not wait.
@@ -140,7 +142,7 @@ def _new(folder: Path) -> None:
 
 def _fill(path: Path, template: str, values: Mapping[str, object]) -> str:
     text = Template((_TEMPLATES / template).read_text(encoding="utf-8")).substitute(
-        values, bin=Path(sys.executable).parent
+        values, bin=Path(sys.executable).parent, hardened=HARDENED
     )
     path.write_text(text, encoding="utf-8")
     return text

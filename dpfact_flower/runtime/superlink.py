@@ -102,6 +102,11 @@ class Connection:
             return cls(text)
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
 
+    def command(self, words: str) -> str:
+        """Return the shell command for ``flwr`` with these words and this SuperLink."""
+        home = self.environment.get("FLWR_HOME")
+        return f"FLWR_HOME={home} " * bool(home) + f"flwr {words} {self.name}"
+
     def register(self, public_key: Path, name: str) -> str:
         """Register a SuperNode's key under a site's name. Return the node id."""
         answer = self._ask("supernode", "register", str(public_key), self.name, "--name", name)
@@ -125,7 +130,7 @@ class Connection:
         if not answer.get("run-id"):
             raise RunFailedError(
                 f"it is unknown whether the run was started: {_reason(answer)}; look with "
-                f"flwr ls {self.name} before you submit it again"
+                f"{self.command('ls')} before you submit it again"
             )
         return str(answer["run-id"])
 
@@ -148,14 +153,14 @@ class Connection:
                     sys.stderr.write(
                         f"warning: run {run} has not begun yet: the SuperLink's log says why; a "
                         "machine that takes 30 s to start a process never begins one. "
-                        f"To end the run: flwr stop {run} {self.name}\n"
+                        f"To end the run: {self.command(f'stop {run}')}\n"
                     )
                 if state:
                     updated = time.monotonic()
                 elif time.monotonic() - updated > _GONE_SECONDS:
                     sys.stderr.write(
                         f"the SuperLink ({self.name}) has not reported on run {run} for "
-                        f"{_GONE_SECONDS:g} s: check it with flwr ls {self.name}; a run that "
+                        f"{_GONE_SECONDS:g} s: check it with {self.command('ls')}; a run that "
                         "ended early continues with resume=true\n"
                     )
                     return {"status": UNKNOWN}

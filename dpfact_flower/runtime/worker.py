@@ -72,11 +72,11 @@ class Answering:
             with claimed(self._node, token) as (message, context, send):
                 send(self._reply(message, context))
         except Exception as error:  # the SuperNode is down, or the run has ended
-            log_privately("", error)
+            log_privately(self._config.stem, error)
 
     def _reply(self, message: Message, context: Context) -> Message:
         """Return a reply. After a failure, wait until a reply is due, and return an error code."""
-        site, delay = "", ReplyDelay(0)
+        site, delay = self._config.stem, ReplyDelay(0)
         try:
             settings = read_site_settings(self._config)
             site, delay = settings.site, ReplyDelay(settings.reply_after)

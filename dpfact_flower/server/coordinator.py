@@ -172,7 +172,7 @@ class Coordinator:
             )
         expected = run.expected_sites
         if sites < expected:
-            _logger.warning("%d of %d sites connected; continuing", sites, expected)
+            _logger.warning("%d of %d sites take part; continuing", sites, expected)
         if first and sites > expected:
             self.rule.check_sites(sites)
 

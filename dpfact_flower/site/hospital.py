@@ -14,7 +14,7 @@ from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings, refuse_unknown
 from dpfact_flower.site.lockout import failed_attempts
-from dpfact_flower.site.store import JobFolder, SiteStore
+from dpfact_flower.site.store import JobFolder, SiteStore, has_jobs
 
 ANSWERING = ".answering"
 """File in the state folder that exists while the site answers a message."""
@@ -145,11 +145,12 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     figure if all other sites collude. `last_charge` is in seconds since 1970, or 0 if there is no
     charge. `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that
     failed after reading patients' data. At 10, the site refuses rounds until a person intervenes.
+    `epsilon_alone_left` is absent if no `max-epsilon-alone` is set. A lost ledger is an error.
     """
     folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0
     rows: tuple[LedgerRow, ...] = ()
-    if (folder / LEDGER).exists():
+    if (folder / LEDGER).exists() or has_jobs(folder):
         with Ledger(folder, create=False) as ledger:
             rows = ledger.rows()
     if charged := [row for row in rows if row.events]:
@@ -158,13 +159,15 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
         spent, alone = total.headline.epsilon, (total.alone or total.headline).epsilon
         last = datetime.fromisoformat(charged[-1].recorded).timestamp()
     may_spend = not any(row.unprotected for row in rows)  # no epsilon covers releases without noise
-    return {
+    figures = {
         "epsilon_spent": spent,
         "epsilon_left": max(settings.max_epsilon - spent, 0.0) * may_spend,
         "epsilon_alone_spent": alone,
-        "epsilon_alone_left": max(settings.max_epsilon_alone - alone, 0.0) * may_spend,
         "last_charge": last,
         "releases": len(rows),
         "failed_attempts": failed_attempts(folder),
         "answering_seconds": answering_seconds(folder.parent),
     }
+    if most := settings.max_epsilon_alone:
+        figures["epsilon_alone_left"] = max(most - alone, 0.0) * may_spend
+    return figures

@@ -32,7 +32,7 @@ def written(name: str) -> str:
     text = Template((TEMPLATES / name).read_text())
     return text.substitute(
         folder="/srv/dpfact", bin="/opt/dpfact/bin", name="north", port=9200,
-        centre="centre.example:443",
+        centre="centre.example:443", hardened=installation.HARDENED,
     )  # fmt: skip
 
 

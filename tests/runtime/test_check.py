@@ -182,7 +182,7 @@ def test_the_check_does_not_take_itself_for_the_executor(place, running):
 @pytest.mark.parametrize("command", check.FLOWERS_OWN)
 def test_flowers_own_executor_and_its_apps_are_found(place, running, command):
     running.append(Process(3, ME, ["python", f"/opt/bin/{command}"], None, None))
-    (fault,) = faults(place)["none of Flower's own executors is running"]
+    (fault,) = faults(place)["the two users run none of Flower's own executors"]
     assert command in fault
     running[-1] = replace(running[-1], uid=ME + 1)  # another user's, who has neither key nor data
     assert faults(place) == {}

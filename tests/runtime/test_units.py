@@ -114,7 +114,7 @@ time.sleep(3600)
 def probing(name: str) -> str:
     """Return a hospital's unit that starts a probe and depends on no other unit."""
     text = written(f"dpfact-{name}.service").replace("\\\n", " ")
-    text = re.sub(r"^(After|RequiresMountsFor)=.*\n", "", text, flags=re.M)
+    text = re.sub(r"^(Wants|After|RequiresMountsFor)=.*\n", "", text, flags=re.M)
     text = text.replace("[Unit]\n", "[Unit]\nDefaultDependencies=no\n")
     text = re.sub(r"^MemoryMax=.*$", "MemoryMax=150M", text, flags=re.M)
     start = f"ExecStart=/usr/bin/python3 /srv/dpfact/probe.py /srv/dpfact/{name}"

@@ -118,10 +118,10 @@ def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
     with pytest.raises(QuorumError, match=r"^2 site\(s\) connected within 7 s .* is 3$"):
         coordinator.check_connected(2, first=True)
     make(sites=5, min_sites=2).check_connected(3, first=True)
-    assert "3 of 5 sites connected; continuing" in caplog.text
+    assert "3 of 5 sites take part; continuing" in caplog.text
     for sites in (2, 0):
         coordinator.check_connected(sites, first=False)
-        assert f"{sites} of 3 sites connected; continuing" in caplog.text
+        assert f"{sites} of 3 sites take part; continuing" in caplog.text
 
 
 def test_a_round_beyond_those_planned_is_not_asked_for():

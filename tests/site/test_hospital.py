@@ -6,9 +6,9 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.privacy import account, release_unprotected
-from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.site.hospital import (
     ANSWERING,
     answering_seconds,
@@ -64,6 +64,10 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
     with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
         key = ReleaseKey("0" * 64, "open", 1, "0" * 64)
         ledger.charge(key, "", release_unprotected([np.ones(2, np.float32)]), None)
-    values = site_metrics(make_settings(tmp_path, site="site-1", max_epsilon=4.0))
+    limits = {"max_epsilon": 4.0, "max_epsilon_alone": 9.0}
+    values = site_metrics(make_settings(tmp_path, site="site-1", **limits))
     assert values["epsilon_spent"] == spent
     assert values["epsilon_left"] == values["epsilon_alone_left"] == 0  # the site refuses all noise
+    (tmp_path / "state" / "site-1" / LEDGER).unlink()
+    with pytest.raises(StateError, match="there is no ledger here"):
+        site_metrics(settings)
