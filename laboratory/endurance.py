@@ -75,7 +75,8 @@ def looked_at(made: Deployment, rounds: int, minutes: float) -> Look:
         with suppress(OSError):  # the process has ended
             used[process] = used_by(process.pid)
     states = [path for each in made.hospitals for path in (each.folder / "site").glob("state/**/*")]
-    return Look(minutes, rounds, used, _size(made.folder.glob("tls/flwr/superlink.db*")), _size(states))
+    database = made.folder.glob("tls/flwr/superlink.db*")
+    return Look(minutes, rounds, used, _size(database), _size(states))
 
 
 def _size(paths: Iterator[Path] | list[Path]) -> float:

@@ -44,6 +44,7 @@ def centre_init(
 
     NAME is the DNS name or address at which hospitals reach the centre.
     """
+    from dpfact_flower.runtime.check import program_faults
     from dpfact_flower.runtime.installation import cert_fingerprint, renew_centre, write_centre
 
     folder = folder.expanduser().absolute()
@@ -62,6 +63,8 @@ def centre_init(
         f"   {authority}\n"
         f"4. Admit each hospital by its .pub file: dpfact centre admit NAME.pub --folder {folder}"
     )
+    for fault in program_faults():
+        say(f"FIX {fault}")
 
 
 @centre_app.command("admit")

@@ -6,6 +6,7 @@ Run the checks as root, because only root can read the files of both the SuperNo
 import http.client
 import shutil
 import ssl
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -37,6 +38,7 @@ FLOWERS_OWN = (
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
 """Flower commands that run any app sent by the SuperLink."""
+_HIDDEN = (Path("/root"), Path("/home"))  # by ProtectHome in the systemd units
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _KEY = "--auth-supernode-private-key"
 _LEAST_SPACE = 2**28
@@ -114,6 +116,15 @@ def _fault(error: Exception) -> str:
 
 def _flower(_: Machine) -> None:
     refuse_unknown_version()
+
+
+def program_faults(_: Machine | None = None) -> Iterator[str]:
+    """Yield the reasons why a systemd unit's user could not run this installation."""
+    program = Path(sys.executable)
+    needed = (program, program.resolve(), Path(__file__).resolve().parent)
+    for part in dict.fromkeys(part for path in needed for part in (path, *path.parents)):
+        if part in _HIDDEN or not part.stat().st_mode & stat.S_IXOTH:
+            yield f"the units' users cannot use {part}, but need it: install below /opt"
 
 
 def _settings(machine: Machine) -> None:
@@ -254,8 +265,7 @@ def _no_network(machine: Machine) -> Iterator[str]:
 
 def _runs_as(process: Process, uid: int, name: str) -> Iterator[str]:
     if process.uid != uid:
-        actual, expected = files.user_name(process.uid), files.user_name(uid)
-        yield f"{name} runs as {actual}: start it as {expected}"
+        yield f"{name} runs as {files.user_name(process.uid)}: start it as {files.user_name(uid)}"
 
 
 def _secret(process: Process, option: str, uid: int) -> list[str]:
@@ -333,6 +343,7 @@ def _clock_faults(sent: str | None) -> list[str]:
 
 CHECKS: dict[str, Callable[[Machine], Iterable[str] | None]] = {
     f"Flower {' or '.join(KNOWN)} is installed": _flower,
+    "the units' users can run the program": program_faults,
     "the settings are complete": _settings,
     "the data file can be read and belongs to this site": _data_file,
     "the key and the data belong to different users": _two_users,
@@ -351,5 +362,7 @@ CHECKS: dict[str, Callable[[Machine], Iterable[str] | None]] = {
     "the executor has no network": _no_network,
 }
 """Checks, keyed by condition. Each check raises an error or returns faults with their remedies."""
-_BEFORE_START = {_flower, _settings, _data_file, _secure_keys, _reply_time, _delta, _space}
+_BEFORE_START = {
+    _flower, program_faults, _settings, _data_file, _secure_keys, _reply_time, _delta, _space,
+}  # fmt: skip
 """Checks that work before the processes start."""

@@ -71,14 +71,10 @@ def renew_centre(folder: Path, name: str) -> None:
     if path.exists():
         (first,) = x509.load_pem_x509_certificate(path.read_bytes()).subject
         if name != first.value:
-            raise SettingsError(
-                f"NAME: the hospitals connect to {first.value}, and would refuse a certificate for "
-                f"{name}: give the first name"
-            )
+            raise SettingsError(f"NAME: the hospitals connect to {first.value!r}: give this name")
     key, certificate = new_server(name, authority.read_bytes())
     with replacing(folder / "server.key") as file:
-        service = (folder / "flwr").stat().st_uid  # root may renew the key for the service
-        os.fchown(file.fileno(), service, -1)
+        os.fchown(file.fileno(), (folder / "flwr").stat().st_uid, -1)  # the service's user
         file.write(key)
     path.write_bytes(certificate)
 
@@ -202,8 +198,8 @@ def key_fingerprint(line: bytes) -> str:
     """Return the fingerprint of a SuperNode's public key."""
     if b"PRIVATE KEY" in line:
         raise SettingsError(
-            "public key: this is the private key, which must never leave the hospital. The "
-            "hospital must make a new key: dpfact site init in another folder"
+            "public key: this is a private key, which must never leave its hospital. There, make a "
+            "new key: dpfact site init in another folder"
         )
     key = None
     with suppress(ValueError, UnsupportedAlgorithm):

@@ -6,7 +6,6 @@ import ssl
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -61,7 +60,7 @@ def test_a_hospital_gets_safe_settings_and_files_for_their_users_alone(centre, t
     lines = said.splitlines()
     checked = lines[lines.index("Checked so far:") + 1 :]
     assert len(checked) > 5
-    assert all(line.startswith("OK ") for line in checked)
+    assert all(line.startswith("OK ") or line.endswith("install below /opt") for line in checked)
     assert len(set(re.findall(FINGERPRINT, said))) == 2
 
 
@@ -76,7 +75,7 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
     (tmp_path / "answer").write_text('{"success": true, "node-id": "77"}')
     monkeypatch.setattr(superlink, "tool", lambda name: str(tmp_path / name))
     admit = ["centre", "admit", tmp_path / "site" / "north.pub", "--folder", centre]
-    with pytest.raises(SettingsError, match="the private key, which must never leave"):
+    with pytest.raises(SettingsError, match="a private key, which must never leave"):
         dpfact("centre", "admit", tmp_path / "site" / "node" / "north", "--folder", centre)
     for other in (own, theirs[:-4]):
         with pytest.raises(SettingsError, match="nothing was registered"):
@@ -93,6 +92,7 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
 
 
 def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone(centre):
+    again = ("centre.example", "--folder", centre, "--renew")
     for _ in range(2):
         for name in ("centre.example", "127.0.0.1"):
             handshake(centre, name)
@@ -101,23 +101,19 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
                 handshake(centre, name)
         before = (centre / "server.pem").read_bytes()
         os.chown(centre / "flwr", 65534 if os.geteuid() == 0 else -1, -1)  # as install.sh does
-        renew(centre)
+        dpfact("centre", "init", *again)
         assert (centre / "server.pem").read_bytes() != before
         assert (centre / "server.key").stat().st_uid == (centre / "flwr").stat().st_uid
     for secret in ("ca.key", "server.key"):
         assert (centre / secret).stat().st_mode & 0o077 == 0
     (centre / "ca.key").write_bytes((centre / "ca.crt").read_bytes())
     with pytest.raises(SettingsError, match=r"ca\.key: need the key that dpfact centre init wrote"):
-        renew(centre)
-    with pytest.raises(SettingsError, match=r"connect to centre\.example, .*: give the first name"):
-        renew(centre, "other.example")
+        dpfact("centre", "init", *again)
+    with pytest.raises(SettingsError, match=r"connect to 'centre\.example': give this name"):
+        dpfact("centre", "init", "other.example", *again[1:])
     (centre / "ca.key").unlink()
     with pytest.raises(SettingsError, match=rf"bring ca\.key back into {centre}"):
-        renew(centre)
-
-
-def renew(folder, name="centre.example") -> str:
-    return dpfact("centre", "init", name, "--folder", folder, "--renew")
+        dpfact("centre", "init", *again)
 
 
 def handshake(folder, name):
@@ -142,37 +138,25 @@ def test_nothing_is_replaced(centre, tmp_path):
     init(tmp_path)
     (centre / "ca.key").unlink()  # it is in a safe
     for folder, owner in ((centre, "centre"), (tmp_path / "site", "hospital")):
-        before = contents(folder)
-        for command in (
-            lambda: init(tmp_path, folder=folder.name),
-            lambda: dpfact("centre", "init", "centre.example", "--folder", folder),
-        ):
-            with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
-                command()
-        assert contents(folder) == before
-
-
-def contents(folder) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
+            init(tmp_path, folder=folder.name)
+        with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
+            dpfact("centre", "init", "centre.example", "--folder", folder)
+        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to users")
-def test_the_centres_user_owns_only_what_the_service_writes_or_must_read(centre, tmp_path):
-    """Otherwise, this user could change a script that root runs, or a unit that root installs."""
-    (tmp_path / "bin").mkdir()
-    for name in ("id", "useradd", "cp", "systemctl"):
-        (tmp_path / "bin" / name).symlink_to("/bin/true")
+def test_the_centres_user_owns_only_what_the_service_needs(centre):
+    """Otherwise, this user could change a script that root runs."""
     script = (centre / "install.sh").read_text().replace("-R dpfact-centre", "-R 65534")
-    search = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-    for _ in range(2):  # again, after the key was moved away as advised
-        subprocess.run(["sh", "-c", script], env=search, check=True)
-        (centre / "ca.key").unlink(missing_ok=True)
-    given = {path.name for path in centre.iterdir() if path.stat().st_uid}
+    (centre / "ca.key").unlink()  # it is in a safe
+    stubs = "id() { :; }; cp() { :; }; systemctl() { :; }; "
+    subprocess.run(["sh", "-c", stubs + script], check=True)
+    given = {path.name for path in (centre, *centre.iterdir()) if path.stat().st_uid}
     assert given == {"flwr", "runs", "codes", "server.key"}
-    assert centre.stat().st_uid == 0
-    for option in ("--database", "--log-file"):
-        assert f"{option} {centre}/flwr/" in (centre / "dpfact-centre.service").read_text()
+    assert (centre / "dpfact-centre.service").read_text().count(f"{centre}/flwr/superlink.") == 2
 
 
 @pytest.mark.parametrize("name", ["a b", "centre.example:443"])

@@ -157,15 +157,10 @@ def test_a_folder_that_is_no_centres_is_not_taken_for_a_connection(tmp_path):
     with pytest.raises(SettingsError, match="centr: is not a folder that dpfact centre init wrote"):
         superlink.Connection.of(f"{tmp_path}/centr")
     assert superlink.Connection.of("centre").name == "centre"
-
-
-def test_a_command_for_the_user_names_the_flower_home_of_a_centres_folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("FLWR_HOME", raising=False)
     (home := tmp_path / "flwr").mkdir()
     (home / "config.toml").touch()
-    stop = f"FLWR_HOME={home} flwr stop 77 centre"
-    assert superlink.Connection.of(str(tmp_path)).command("stop 77") == stop
-    assert superlink.Connection.of("centre").command("ls") == "flwr ls centre"
+    stop = superlink.Connection.of(str(tmp_path)).command("stop 77")
+    assert stop == f"FLWR_HOME={home} flwr stop 77 centre"
 
 
 def test_status_exits_with_1_until_the_run_is_finished(tmp_path):

@@ -29,6 +29,7 @@ from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
 TWO_USERS = "the key and the data belong to different users"
+PROGRAM = "the units' users can run the program"
 NETWORK = "the executor has no network"
 OWNERS = "only their owners have access to the data, the state folder and the key"
 CODE = "no other user can change the settings, the installation or the machine code"
@@ -72,6 +73,7 @@ def place(cohort, tmp_path, monkeypatch, running):
     # The folders of the test and of the developer cannot be changed.
     monkeypatch.setattr(check.files, "changeable_within", lambda folder, uids: iter([]))
     monkeypatch.setattr(check.files, "changeable", lambda path, uids: [])
+    monkeypatch.setitem(check.CHECKS, PROGRAM, lambda machine: ())
     return tmp_path
 
 
@@ -186,6 +188,18 @@ def test_flowers_own_executor_and_its_apps_are_found(place, running, command):
     assert command in fault
     running[-1] = replace(running[-1], uid=ME + 1)  # another user's, who has neither key nor data
     assert faults(place) == {}
+
+
+def test_a_program_in_a_private_folder_is_found(place, monkeypatch):
+    monkeypatch.setattr(check.sys, "executable", str(place / "site" / "north.toml"))
+    monkeypatch.setattr(check, "_HIDDEN", (check.Path("/"),))
+    for mode, found in ((0o755, False), (0o700, True)):
+        (place / "site").chmod(mode)
+        named = " ".join(check.program_faults())
+        assert (f"cannot use {place}/site, but" in named, "cannot use /, but" in named) == (
+            found,
+            True,
+        )
 
 
 def test_a_network_is_found(place, monkeypatch):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from dpfact_flower.runtime.superlink import free_port
 from tests.commands import dpfact
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left
+from tests.runtime.page import written
 
 
 @pytest.mark.nightly
@@ -64,9 +66,7 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
 
 @pytest.mark.process
 def test_the_script_ends_the_executor_before_the_supernode_that_sends_its_answer(tmp_path):
-    values = {"folder": tmp_path, "name": "north", "port": 1, "centre": "x:1"}
-    installation._write_units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
-    script, ended = tmp_path / "start.sh", tmp_path / "ended"
+    script, ended = start_script(tmp_path), tmp_path / "ended"
     lines = script.read_text().splitlines()
     for number, line in enumerate(lines):
         if line.startswith("env "):
@@ -81,14 +81,23 @@ def test_the_script_ends_the_executor_before_the_supernode_that_sends_its_answer
     assert ended.read_text().split() == ["executor", "SuperNode"]
 
 
+def test_the_proxy_forwards_only_normalised_paths_and_systemd_stops_the_executor_first():
+    assert "proxy_pass https://127.0.0.1:9200/v1/fleet/;" in written("dpfact-proxy.conf")
+    assert "After=dpfact-node.service" in written("dpfact-site.service")
+
+
 @pytest.mark.process
 def test_the_script_ends_in_silence_if_a_part_has_ended_before(tmp_path):
-    values = {"folder": tmp_path, "name": "north", "port": 1, "centre": "x:1"}
-    installation._write_units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
-    script = tmp_path / "start.sh"
+    script = start_script(tmp_path)
     script.write_text(re.sub("^env .*$", "true &", script.read_text(), flags=re.MULTILINE))
     done = subprocess.run(["sh", script], capture_output=True, check=False, timeout=PATIENCE)
     assert done.stderr == b""
+
+
+def start_script(folder) -> Path:
+    values = {"folder": folder, "name": "north", "port": 1, "centre": "x:1"}
+    installation._write_units(folder, ("dpfact-node.service", "dpfact-site.service"), values)
+    return folder / "start.sh"
 
 
 def start(folder, stack: ExitStack) -> subprocess.Popen[bytes]:

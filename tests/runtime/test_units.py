@@ -93,7 +93,8 @@ while said(connect, "127.0.0.1") == "ConnectionRefusedError":
 found = {{
     "user": os.getuid(),
     "core": resource.getrlimit(resource.RLIMIT_CORE)[1],
-    "no new privileges": "NoNewPrivs:\\t1" in open("/proc/self/status").read(),
+    "restricted": [line in open("/proc/self/status").read() for line in (
+        "NoNewPrivs:\\t1", "Seccomp:\\t2", "CapBnd:\\t" + 16 * "0", "Umask:\\t0077")],
     "here": said(connect, "127.0.0.1"), "elsewhere": said(connect, "{ELSEWHERE}"),
     "AF_INET6": said(make, "AF_INET6"), "AF_UNIX": said(make, "AF_UNIX"),
     "node": said(os.listdir, "/srv/dpfact/node"), "site": said(os.listdir, "/srv/dpfact/site"),
@@ -187,7 +188,7 @@ def test_systemd_gives_the_executor_the_data_and_no_network_and_starts_it_again(
     assert site["settings"] == "OSError"  # its unit may only read them
     assert site["core"] == 0
     for each in (node, site):
-        assert (each["no new privileges"], each["home"]) == (True, "PermissionError")
+        assert (each["restricted"], each["home"]) == ([True] * 4, "PermissionError")
         assert each["etc"] == "OSError"
         assert each["hungry"] == -signal.SIGKILL  # the unit's own process survived
     (hospital / "site" / "found").unlink()

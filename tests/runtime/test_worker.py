@@ -226,13 +226,14 @@ def test_what_ends_in_an_error_is_not_reported_as_done(client):
     assert client.said == ["still", "closed"]
 
 
-def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
+def test_the_heart_stops_where_a_message_cannot_be_fetched(client, config, monkeypatch, caplog):
     """Heartbeats would hold the message for ever in a running process."""
     stopped = []
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
     monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
     # The executor survives, and Flower reports the message as lost.
-    Answering(None, NODE).answer("t")
+    Answering(config, NODE).answer("t")
+    assert "site north: unexpected ZeroDivisionError" in caplog.text
     assert len(stopped) == 1
     assert client.said == ["closed"]
 
