@@ -19,11 +19,12 @@ from pathlib import Path
 import tomli_w
 
 from dpfact_flower.data.site_data import Cohort
+from dpfact_flower.runtime.installation import write_centre
 from dpfact_flower.runtime.superlink import free_port, quiet_environment, tool
 from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import await_that
 from tests.processes import descendant, family_of
-from tests.runtime.page import Hospital, Users, centre_command, hospital, make_centre
+from tests.runtime.page import Hospital, Users, centre_command
 
 RESTART_SECONDS = 10
 """RestartSec in the systemd units of docs/how-to/deploy.md."""
@@ -145,14 +146,15 @@ def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
     tls, port = folder / "tls", free_port()
-    authority = make_centre(tls, port)
+    write_centre(tls, "127.0.0.1", port)
+    authority = tls / "ca.crt"
     address = f"127.0.0.1:{port}"
     home = folder / "flwr"
     home.mkdir()
     connection = {"address": address, "root-certificates": str(authority)}
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {CONNECTION: connection}}))
     me = Users(os.geteuid(), os.geteuid())
-    hospitals = [hospital(folder, site.name, me, address) for site in cohort.sites]
+    hospitals = [Hospital(site.name, folder / site.name, me, address) for site in cohort.sites]
     environment = {**quiet_environment(), "FLWR_HOME": str(home), "PYTHONPATH": str(CODE)}
     made = Deployment(folder, hospitals, environment, _code_lists(cohort, folder))
     try:

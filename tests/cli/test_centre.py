@@ -12,17 +12,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.runtime import superlink
+from dpfact_flower.runtime.superlink import Connection
 from dpfact_flower.site.hospital import read_site_settings
 from tests.commands import dpfact
 
 pytestmark = pytest.mark.slow
 
 FINGERPRINT = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"
-FLWR = """#!/bin/sh
-echo "$FLWR_HOME $@" >> {folder}/asked
-cat {folder}/answer
-"""
 
 
 def init(tmp_path, *more, name="north", ca="ca.crt", folder="site") -> str:
@@ -64,16 +60,13 @@ def test_a_hospital_gets_safe_settings_and_files_for_their_users_alone(centre, t
     assert len(set(re.findall(FINGERPRINT, said))) == 2
 
 
-@pytest.mark.process
 def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, monkeypatch):
     again = dpfact("centre", "init", "centre.example", "--folder", tmp_path / "other")
     (own,) = re.findall(FINGERPRINT, again)
     theirs, authority = re.findall(FINGERPRINT, init(tmp_path, ca="../other/ca.crt"))
     assert authority == own
-    (tmp_path / "flwr").write_text(FLWR.format(folder=tmp_path))
-    (tmp_path / "flwr").chmod(0o700)
-    (tmp_path / "answer").write_text('{"success": true, "node-id": "77"}')
-    monkeypatch.setattr(superlink, "tool", lambda name: str(tmp_path / name))
+    asked, answer = [], {"success": True, "node-id": "77"}
+    monkeypatch.setattr(Connection, "_ask", lambda *words: asked.append(words) or answer)
     admit = ["centre", "admit", tmp_path / "site" / "north.pub", "--folder", centre]
     with pytest.raises(SettingsError, match="a private key, which must never leave"):
         dpfact("centre", "admit", tmp_path / "site" / "node" / "north", "--folder", centre)
@@ -81,12 +74,13 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
         with pytest.raises(SettingsError, match="nothing was registered"):
             dpfact(*admit, "--fingerprint", other)
     dpfact(*admit, answer="n\n", code=1)
-    assert not (tmp_path / "asked").exists()
+    assert not asked
     assert theirs in dpfact(*admit, answer="y\n")
     assert "as node 77" in dpfact(*admit, "--fingerprint", theirs)
-    words = f"supernode register {admit[2]} centre --name north --format json"
-    assert (tmp_path / "asked").read_text() == f"{centre / 'flwr'} {words}\n" * 2
-    (tmp_path / "answer").write_text('{"error-message": "Public key already in use."}')
+    words = f"{centre}/flwr supernode register {admit[2]} centre --name north"
+    given = [" ".join([link.environment["FLWR_HOME"], *more]) for link, *more in asked]
+    assert given == [words] * 2
+    answer = {"error-message": "Public key already in use."}
     with pytest.raises(SettingsError, match=r"north was not registered: .*in use\. Its hospital"):
         dpfact(*admit, answer="y\n")
 
@@ -123,10 +117,7 @@ def handshake(folder, name):
     client = ssl.create_default_context(cafile=folder / "ca.crt")
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (
-        client.wrap_bio(down, up, server_hostname=name),
-        server.wrap_bio(up, down, server_side=True),
-    )
+    ends = client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, True)
     for _ in range(3):
         for end in ends:
             with suppress(ssl.SSLWantReadError):

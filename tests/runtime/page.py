@@ -7,21 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import Any
 
-import tomli_w
-
 from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.installation import write_centre
-from dpfact_flower.runtime.superlink import SuperLink, free_port, quiet_environment, tool
+from dpfact_flower.runtime.superlink import Connection, SuperLink, free_port, tool
 from dpfact_flower.runtime.supervisor import supervised
 from tests.commands import dpfact
 from tests.patience import await_that
 
-CONNECTION = "dpfact"
 TEMPLATES = Path(installation.__file__).with_name("templates")
 UIDS = (61501, 61502)
 """Ids in place of a hospital's two users. Files and processes only need a number."""
@@ -65,13 +62,13 @@ def page_users() -> Users:
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital with its own folder in place of /srv/dpfact."""
+    """A hospital with its own folder in place of /srv/dpfact, and a free port for its SuperNode."""
 
     name: str
     folder: Path
     users: Users
     address: str
-    port: int
+    port: int = field(default_factory=free_port)
 
     @property
     def config(self) -> Path:
@@ -136,41 +133,24 @@ def unit_of(text: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, st
     return shlex.split(entries["ExecStart"]), {"PATH": "/usr/bin:/bin", **more, **own}
 
 
-def hospital(folder: Path, name: str, users: Users, address: str) -> Hospital:
-    """Return a hospital whose SuperNode has a free port of this machine."""
-    return Hospital(name, folder / name, users, address, free_port())
-
-
 def centre_command(folder: Path) -> list[str]:
     """Return the command with which a centre's unit starts its SuperLink."""
     return unit_of((folder / "dpfact-centre.service").read_text(), {})[0]
 
 
-def make_centre(folder: Path, port: int) -> Path:
-    """Make a centre on this machine, and return the certificate that hospitals trust."""
-    write_centre(folder, "127.0.0.1", port)
-    return folder / "ca.crt"
-
-
 @contextmanager
 def centre(folder: Path) -> Iterator[SuperLink]:
-    """Start a SuperLink in `folder`/tls, with a Flower home below `folder` that knows it."""
-    port, home, tls = free_port(), folder / "flwr", folder / "tls"
-    authority = make_centre(tls, port)
-    home.mkdir()
-    address, log = f"127.0.0.1:{port}", home / "superlink.log"
-    connection = {"address": address, "root-certificates": str(authority)}
-    config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
-    (home / "config.toml").write_text(tomli_w.dumps(config))
-    environment = {**quiet_environment(), "FLWR_HOME": str(home)}
+    """Start a SuperLink in `folder`/tls. Its log is in `folder`."""
+    port, tls, log = free_port(), folder / "tls", folder / "superlink.log"
+    write_centre(tls, "127.0.0.1", port)
+    link = Connection.of(str(tls))
+    command = centre_command(tls)
     with (
         log.open("wb") as file,
-        supervised(
-            centre_command(tls), cwd=tls, env=environment, stdout=file, stderr=file
-        ) as process,
+        supervised(command, cwd=tls, env=link.environment, stdout=file, stderr=file) as process,
     ):
         await_that(
             lambda: "startup complete" in log.read_text() or process.poll() is not None,
             "the SuperLink",
         )
-        yield SuperLink(CONNECTION, environment, address=address, process=process)
+        yield SuperLink(link.name, link.environment, address=f"127.0.0.1:{port}", process=process)

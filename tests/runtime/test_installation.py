@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -94,7 +93,7 @@ def test_the_script_ends_in_silence_if_a_part_has_ended_before(tmp_path):
     assert done.stderr == b""
 
 
-def start_script(folder) -> Path:
+def start_script(folder):
     values = {"folder": folder, "name": "north", "port": 1, "centre": "x:1"}
     installation._write_units(folder, ("dpfact-node.service", "dpfact-site.service"), values)
     return folder / "start.sh"
