@@ -110,5 +110,5 @@ def test_the_range_is_that_of_the_known_releases_everywhere():
     for minor in range(low - 1, high + 2):
         assert (f"{major}.{minor}.3" in allowed) == (low <= minor <= high)
     assert version("flwr") in allowed
-    for installs in ("docs/how-to/deploy.md", "deploy/Dockerfile"):
+    for installs in ("docs/how-to/faults.md", "deploy/Dockerfile"):
         assert f"'flwr{flower.RANGE}'" in (ROOT / installs).read_text()
