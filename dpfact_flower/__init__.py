@@ -1,6 +1,6 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-Public names are imported on first use, because every message to a site starts a new process.
+Public names are imported on first use, so that the process for each message starts quickly.
 """
 
 from __future__ import annotations

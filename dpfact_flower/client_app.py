@@ -53,8 +53,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. Pass `delay` if the delay of the first reply began before the client existed. Each
-    later delay begins when the client gets the request.
+    and `beside`. Pass `delay` if the delay of the first reply began before the client existed. The
+    delay of a later reply begins when the client gets the request.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ def client_for(
     """Return the node's client for a new request.
 
     `ReplyDelay` explains `came_in` and `time_left`. Because Flower sends errors to the server, any
-    failure raises a `RoundRefusedError` with only a code. The site's log contains the cause.
+    failure raises a `RoundRefusedError` with only a code; the site's log contains the cause.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:

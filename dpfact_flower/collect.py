@@ -52,9 +52,9 @@ class RoundPolicy(NamedTuple):
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
-    also get the request. The server also extends the time limit for connected sites without a
-    reply, and repeats the request. Any round with fewer than `quorum` replies is extended likewise,
-    by `grace` seconds. Nodes in `left_out` never get a request.
+    also get the request. If a connected site has not replied in a required round, the server
+    extends the time limit and repeats the request. A round with fewer than `quorum` replies is also
+    extended, by `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False
@@ -101,7 +101,7 @@ class InFlight:
 
 
 class Exchange:
-    """The requests to all nodes, with the nodes' replies. `send` calls `sent` with each message."""
+    """The requests to all nodes, with the nodes' replies. `send` passes each message to `sent`."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
@@ -235,7 +235,7 @@ class RetryingGrid(Grid):
     ) -> list[Readiness]:
         """Ask the nodes whether they would answer `request` in a round of `timeout` seconds.
 
-        Wait at most `patience` seconds. The nodes do not read patients' data to answer.
+        Wait at most `patience` seconds. The nodes answer without reading patients' data.
         """
         arrays, config = request.to_wire()
         content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})

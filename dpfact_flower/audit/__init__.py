@@ -1,7 +1,7 @@
 """Test on a site's own data whether privacy mode `patient` provides its claimed guarantee.
 
 ``docs/how-to/audit.md`` describes the checks and their limits. An audit sends no data and uses no
-privacy budget. Keep the findings at the site, because no noise is added to them.
+privacy budget. Keep the findings at the site, because the findings come from patients' data.
 """
 
 from dpfact_flower.audit.finding import Finding

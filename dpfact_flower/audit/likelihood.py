@@ -1,10 +1,10 @@
 """Test that a site's replies reveal no more to the strongest adversary than the ledger states.
 
 The adversary knows everything except whether a group of patients is in the data. The audit
-simulates many runs at a tiny site, with and without the group. By the Neyman-Pearson lemma, the log
-likelihood ratio of the replies is the adversary's best test statistic. For a Gaussian mechanism,
-this ratio is normally distributed, and its means with and without the group are mu standard
-deviations apart. The audit compares an estimate of mu with the ledger's value.
+simulates many runs at a tiny site with and without the group of patients. By the Neyman-Pearson
+lemma, the log likelihood ratio of the replies is the adversary's best test statistic. For a
+Gaussian mechanism, the ratio is normally distributed, and its means with and without the group are
+mu standard deviations apart. The audit compares an estimate of mu with the ledger's mu.
 
 The group consists of identical patients, called canaries. With Gaussian noise, mu for k canaries is
 k times mu for one canary (Dong, Roth & Su 2022, Theorem 2.14). The audit also checks that a
@@ -75,8 +75,8 @@ def audit_likelihood(
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
     The first finding is the difference between the estimated mu and the ledger's mu for the whole
-    run, in standard errors. The second finding is the largest such difference for a single release.
-    The third finding is the smallest ratio of a canary's contribution to the sensitivity.
+    run, in standard errors. The second finding is the largest difference in mu for a single
+    release. The third finding is the smallest ratio of a canary's contribution to the sensitivity.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)
@@ -159,10 +159,10 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _simulated(game: _Game, runs: int) -> tuple[Floats, Floats, float]:
-    """Simulate runs with and without the group. Return the log ratios and the ledgers' mu.
+    """Simulate runs with and without the canaries. Return the log ratios and the ledgers' mu.
 
     The ratios have shape (2, runs, releases). Index 0 of the first axis is for runs without the
-    group. The other two results are mu for each release and mu for all releases together.
+    canaries. The other two results are mu for each release and mu for all releases together.
     """
     releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))

@@ -3,7 +3,7 @@
 The audit computes the noise by subtracting the exact sum from the release. The audit tests several
 values of `bound`, because code that wrongly squares the bound would pass with bound 1. To detect a
 restarted random number generator, the audit correlates noise at every lag, within a release and
-between rounds, jobs and sites. The audit also compares noise before and after a loss of state.
+between rounds, jobs and sites. The audit also compares noise before and after a site loses state.
 """
 
 import math

@@ -39,8 +39,8 @@ def audit(
     """Audit privacy mode `patient` with a site's settings and data.
 
     The audit uses at most 200 patients of one site, by default the first site of a cohort. A noise
-    seed in the settings is only reported as a fault. If `state_dir` is given, the site's ledger and
-    files are also checked. `seed` determines the audit's random choices, but not the noise.
+    seed in the settings counts as a fault, and is not used. If `state_dir` is given, the site's
+    ledger and files are checked. `seed` determines the audit's random choices, but not the noise.
     """
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)

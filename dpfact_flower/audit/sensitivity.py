@@ -1,8 +1,8 @@
 """Test that adding a patient changes a release only by the patient's bounded contribution.
 
-Two simulated sites receive the same requests, but one site has an extra patient. Without noise, the
-sums must differ by exactly this patient's contribution, which may not exceed the sensitivity. If no
-contribution reaches the sensitivity, the audit fails, because the limit was not tested.
+Two simulated sites get the same requests, but one site has an extra patient. Without noise, the
+sites' sums must differ by exactly the extra patient's contribution, and by at most the sensitivity.
+If no contribution reaches the sensitivity, the audit fails, because the limit is untested.
 """
 
 import math
@@ -77,7 +77,7 @@ def _totals(
 
 
 def _share(moved: Integers, release: PlannedRelease) -> Fraction:
-    """Return the squared norm of `moved` as an exact fraction of the squared sensitivity."""
+    """Return the squared norm of the change `moved` as a fraction of the squared sensitivity."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(release.sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

@@ -1,6 +1,6 @@
 """The site and the run under audit, and a simulated site that executes a real site's code.
 
-An audit chooses the server's requests and the site's earlier releases in a `Transcript`.
+A `Transcript` contains the server's requests and the site's earlier releases.
 """
 
 from collections.abc import Mapping
@@ -144,7 +144,7 @@ def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteDa
 
 
 def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
-    """Return random codes that a server might select."""
+    """Return a random selection of codes, as a server might send it."""
     if not target.privacy.codes_kept:
         return ()
     return tuple(
