@@ -76,7 +76,7 @@ def audit_likelihood(
 
     The first finding is the difference between the estimated mu and the ledger's mu for the whole
     run, in standard errors. The second finding is the largest difference in mu for a single
-    release. The third finding is the smallest ratio of a canary's contribution to the sensitivity.
+    release. The third finding is the smallest share of the sensitivity that a canary reaches.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)
