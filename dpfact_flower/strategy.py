@@ -45,9 +45,9 @@ class DPFact(TrainOnlyStrategy):
         Folder for `checkpoint.npz` and `history.jsonl`. If omitted, nothing is written.
     resume
         Whether to continue from the checkpoint in `run_dir`, under the same job name. By default,
-        an unfinished run in this folder is an error, and a finished run is replaced.
+        an unfinished run in `run_dir` is an error, and a finished run is replaced.
     durable
-        Whether checkpoints survive a power failure (default). Simulations do not need this.
+        Whether checkpoints survive a power failure (default: true). Simulations may use false.
 
     Examples
     --------

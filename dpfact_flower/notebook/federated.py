@@ -81,11 +81,6 @@ def federate(
         If a site's budget does not allow the run.
     QuorumError
         If no round met the quorum.
-
-    Examples
-    --------
-    >>> federate({"data": "synthetic:demo", "out": "runs/first", "rounds": 5})  # doctest: +SKIP
-    Run(12 phenotypes, 6 sites, 4 rounds, epsilon 4.000 ...)
     """
     if not isinstance(config, Mapping | None):
         raise SettingsError(
@@ -312,8 +307,10 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     n_features_in_, feature_names_in_
         As in scikit-learn, if the patients were given as a matrix.
 
-    Notes ----- Sites and cohorts can be indexed by patient, so scikit-learn's cross-validation can
-    split them. `y` and sample weights are not used.
+    Notes
+    -----
+    Sites and cohorts can be indexed by patient, so scikit-learn's cross-validation can split them.
+    `y` and sample weights are not used.
 
     Examples
     --------

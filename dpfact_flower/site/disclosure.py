@@ -1,12 +1,12 @@
-"""Ensure that a reply reveals only the time of sending and a release or an error code.
+"""Ensure that a reply reveals only its time of sending, and either a release or an error code.
 
-The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
-many seconds after the request arrived. If a reply is not ready by then, the site keeps doubling
-this reply's delay until the reply is ready. Such a late reply reports only that the round failed.
-The server therefore learns how many times the delay was doubled, but not the exact duration.
+The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves
+`reply-after` seconds after the request arrived. If a round takes longer, the site keeps doubling
+the reply's delay until the reply is ready. A reply with a doubled delay only reports a failed
+round. The server therefore learns how often the delay was doubled, but not how long the round took.
 
 The time to live of the server's message sets the round's deadline. A charge after the deadline
-would be wasted, because the server no longer collects the reply. The site therefore checks the
+would be wasted, because the server then no longer collects the reply. The site therefore checks the
 deadline before reading patients' data, and again right before committing the charge.
 """
 
@@ -28,7 +28,7 @@ _SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
 def log_privately(site: str, error: Exception) -> str:
     """Write an error to the site's own log, and return the text that may leave the site.
 
-    Errors from other packages may quote patients' data, so only their type and location are logged.
+    Another package's error may quote patients' data, so only the error's type and place are logged.
     """
     if isinstance(error, DPFactError):
         text = str(error)
@@ -47,11 +47,11 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A timer that delays a reply until `seconds` (0: no delay) after the request arrived.
+    """A timer that makes a reply leave `seconds` seconds after the request arrived (0: no delay).
 
     The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
-    `time_left` seconds after that time. `wait` sets `late` if the reply was not ready in time, and
-    sets `ready` to the time in seconds that the reply took. `ready` must not leave the site.
+    `time_left` seconds after `came_in`. `wait` sets `late` if the reply was not ready in time, and
+    sets `ready` to how many seconds the reply took. `ready` must not leave the site.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Restart the delay, because the request had to wait for another request's reply."""
+        """Restart the delay of a request that had to wait for another request's reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
@@ -104,7 +104,7 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
     """Return the time left, in seconds, before the reply to a message must leave.
 
     `created_at` is in seconds since 1970, as measured by the sender's clock, which may be ahead of
-    this machine's clock. The result is negative after the deadline.
+    this machine's clock. After the reply's deadline, the result is negative.
     """
     return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
 

@@ -1,4 +1,4 @@
-"""Factorise a site's data and release the feature factors, in modes "none" and "paper"."""
+"""In modes "none" and "paper", factorise a site's data and release the feature factors."""
 
 import math
 import time
@@ -95,11 +95,11 @@ def initial_state(
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
     With a relative elastic weight, a site starts from the global feature factors, because its own
-    factors could overfit. With the DPFact paper's weight, the site starts from its own factors.
+    could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None and the weight is relative, patient factors are random in round 1, and scaled
-    to minimise the error. In later rounds, patient factors are fitted to the data. With the paper's
-    weight, patient factors are random, scaled so that the model has the data's norm.
+    If `kept` is None and the weight is relative, round 1 starts with a random patients' factor,
+    scaled to minimise the error. Later rounds start with a patients' factor fitted to the data.
+    With the paper's weight, a random patients' factor is scaled to give the model the data's norm.
     """
     relative = request.solver.is_relative
     if kept is not None:
@@ -119,7 +119,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release co-occurrences WITHOUT noise. If code lists are long, release code counts first."""
+    """Release co-occurrences WITHOUT noise. For long code lists, start with code counts."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

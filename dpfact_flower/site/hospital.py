@@ -27,7 +27,7 @@ class Hospital:
     """A site's data, settings and folder.
 
     A `simulation` may use seeded noise, and does not wait for writes to disk. `beside` lists other
-    sites that may use the same `state-dir`. These sites must have different patients.
+    sites, with different patients, that may use the same `state-dir`.
     """
 
     source: SiteSource
@@ -55,11 +55,11 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def job_folder(self, job: str) -> JobFolder:
-        """Return a job's folder, without access to files made from patients' data."""
+        """Return a job's folder, as an object that cannot read files made from patients' data."""
         return JobFolder(self.folder, job, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str) -> SiteStore:
-        """Return a job's folder, with access to files made from data with this `fingerprint`."""
+        """Return the store of a job's files that were made from data with this `fingerprint`."""
         return SiteStore(self.folder, job, fingerprint, durable=not self.simulation)
 
 
@@ -101,7 +101,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse data of another site, because this site's ledger would record the charges."""
+    """Refuse another site's data, because this site's ledger would record the data's charges."""
     key = "data-site" if settings.data_site else "site"
     expected = settings.data_site or settings.site
     if expected and name != expected:
@@ -119,7 +119,7 @@ def site_folder(settings: SiteSettings) -> Path:
 
 @contextmanager
 def marked_as_answering(state: Path) -> Iterator[None]:
-    """Mark the site as busy, so that `answering_seconds` can measure for how long."""
+    """Mark the site as busy, so that `answering_seconds` can measure how long it is busy."""
     mark = state / ANSWERING
     with suppress(OSError):
         mark.touch()
@@ -141,11 +141,11 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
-    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the same
-    figure if all other sites collude. `last_charge` is in seconds since 1970, or 0 if there is no
-    charge. `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that
-    failed after reading patients' data. At 10, the site refuses rounds until a person intervenes.
-    `epsilon_alone_left` is absent if no `max-epsilon-alone` is set. A lost ledger is an error.
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the epsilon
+    if all other sites collude. `last_charge` is in seconds since 1970 (0: no charge). `releases`
+    counts the ledger's rows. `failed_attempts` counts consecutive rounds that failed after reading
+    patients' data. After 10 such failures, the site waits for a person. `epsilon_alone_left` is
+    absent if no `max-epsilon-alone` is set. A lost ledger is an error.
     """
     folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Fit a site's own model with the run's solver: in modes "none" and "paper", or after a run."""
+"""Fit a site's own model: in a round of mode "none" or "paper", or after a run in patient mode."""
 
 import math
 import time
@@ -30,7 +30,7 @@ def solved(
 ) -> tuple[SiteState, RoundMeasures]:
     """Fit a site's factors with `solve`, and measure the error and the time.
 
-    `began` is the value of `time.perf_counter` when the site began its fit.
+    `began` is the value of `time.perf_counter` at the start of the fit.
     """
     # Use one BLAS thread, because the result's last bits depend on the number of threads.
     with one_blas_thread:
@@ -51,7 +51,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings. Convert a relative l2,1 weight to `mu`, using `start`."""
+    """Return a round's solver settings. Use `start` to convert a relative l2,1 weight to `mu`."""
     solver = request.solver
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.

@@ -1,7 +1,7 @@
 """Fit a hospital's own model after a run in patient mode. The model stays at the site.
 
-The fit has no noise and is pulled towards the global factors. No reply waits for the fit, because
-its duration depends on patients' data.
+The fit adds no noise, and pulls the model towards the global factors. No reply waits for the fit,
+because the fit's duration depends on patients' data.
 """
 
 import time
@@ -29,7 +29,7 @@ _PERSONAL_PASSES = 10
 def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
-    """Fit and store a site's own model of its patients, pulled towards the final global factors."""
+    """Fit a site's own model, pulled towards the final global factors, and store the model."""
     hospital = Hospital(data, settings, simulation)
     store = hospital.store(job, keyed_hash(hospital.folder, job, data.fingerprint))
     request = last_request(store)
@@ -55,7 +55,7 @@ def last_request(store: SiteStore) -> RoundRequest:
 
 
 def unfitted(folder: Path) -> list[str]:
-    """Return the names of the finished runs for which a site's `folder` has no refitted model."""
+    """Return the names of finished runs that have no refitted model in a site's `folder`."""
     ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
     return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
 
@@ -63,7 +63,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a site's own model without noise, pulled towards the global factors."""
+    """Fit a site's own model. Add no noise, and pull the model towards the global factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

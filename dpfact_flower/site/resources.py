@@ -1,4 +1,4 @@
-"""The memory and disk space that a site needs for a round, without looking at its patients."""
+"""Compute how much memory and disk space a round needs, without reading patients' data."""
 
 from collections.abc import Callable, Sequence, Sized
 from contextlib import ExitStack
@@ -27,8 +27,8 @@ _OTHER_BYTES = 2**18
 def check_memory(events: Sequence[ReleaseEvent]) -> None:
     """Refuse a round that would leave too little memory for patients' data.
 
-    If memory ran out, the system could kill the process after it had read patients' data. By
-    varying the size of requests, a server could then measure how much memory the data takes.
+    If memory ran out, the system could kill the process after the process had read patients' data.
+    By varying the size of requests, a server could then measure how much memory the data takes.
     """
     # A deployed process exits after each message, so nothing from earlier messages is in memory.
     sizes = [event.count for event in events] or [0]
@@ -46,13 +46,13 @@ def check_memory(events: Sequence[ReleaseEvent]) -> None:
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], vocabularies: Sequence[Sized], settings: SiteSettings
 ) -> int:
-    """Return how many bytes to reserve for the rest of a run, without using patients' data.
+    """Compute, without using patients' data, how many bytes to reserve for the rest of a run.
 
     The free disk space depends on the size of the patients' file. If larger runs reserved more
     space, a server could measure the free space with preflights for runs of different sizes. All
-    runs with noise and a built-in rule therefore reserve the same amount. The amount suffices for
-    the largest run that the hospital's code lists and `max-rank` allow. If a run with a different
-    rule needs more, the amount is multiplied by 4 until it suffices.
+    runs with noise and a built-in federation rule therefore reserve the same amount. The amount
+    suffices for the largest run that the hospital's code lists and `max-rank` allow. If a run with
+    another rule needs more, the amount is multiplied by 4 until the amount suffices.
     """
     if not events:
         return _LEAST_BYTES
@@ -75,7 +75,7 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the size, in bytes, of a ledger with `values` values: 4 per value, plus overhead."""
+    """Return the size of a ledger with `values` values: 4 bytes per value, plus overhead."""
     return 4 * values + values // 50 + _OTHER_BYTES
 
 

@@ -35,7 +35,7 @@ class JobState:
 
 
 class RoundWork(ABC):
-    """A site's work in one round. Each federation rule has a subclass."""
+    """A site's work in one round. Each federation rule has a subclass of `RoundWork`."""
 
     charged_rounds: int
     """Number of charged rounds left in the run, including this round."""
@@ -68,6 +68,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Derive a seed sequence for a site and round, using only public values."""
+    """Derive a seed sequence for a site and a round from public values only."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

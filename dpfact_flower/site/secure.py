@@ -1,6 +1,6 @@
 """A site's part in secure sums: the site's keys, its replies in each stage, and its files.
 
-Each hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
+Each hospital has its own long-term key and the public keys of all sites. Hospitals exchange the
 public keys without the server, because a server that replaced a key could impersonate a site.
 `dpfact_flower.privacy.secure_sum.site` implements the protocol. The job's folder contains the job's
 key and the latest round's noisy vector. The site stores each file before it sends any reply that
@@ -40,8 +40,8 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
-    `job` contains this site's key for the job. `question` describes the sum (None in the stage
-    `keys`). `state` is the stored state, or None before the round's first masked vector.
+    `job` contains this site's key for the job. `question` describes the sum, or is None in the
+    stage `keys`. `state` is the stored state, or None before the round's first masked vector.
     """
 
     keyring: "Keyring"
@@ -54,7 +54,7 @@ class SecureRound:
 
     @property
     def vector(self) -> NDArray[np.int64]:
-        """The noisy vector of this round, whose privacy cost the site has already charged."""
+        """The round's noisy vector. The site has already charged the vector's privacy cost."""
         if self.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
         return self.state.noisy
@@ -92,8 +92,8 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage of a secure sum against the hospital's settings, keys and earlier answers.
 
-    Return None for a preflight, which contains no secure sum. Ignore the stored state unless the
-    site has already answered this request (`answered`). Do not read patients' data.
+    A preflight has no secure sum, so return None. Ignore the stored state unless the site has
+    already answered this request (`answered`). Do not read patients' data.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -189,7 +189,7 @@ class _Files:
         return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: sums.JobSecrets) -> None:
-        """Store the key of a job in which the site has not answered a question yet."""
+        """Store the key of a job in which the site has not yet answered a question."""
         if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)
@@ -247,7 +247,7 @@ def read_key_file(path: Path) -> Ed25519PrivateKey:
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Read names and public keys, one ``NAME KEY`` per line. A `#` begins a comment."""
+    """Read site names and public keys from lines ``NAME KEY``. A `#` begins a comment."""
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}
     lines = _read(path).decode(errors="replace").split("\n")  # no other character ends a line

@@ -1,9 +1,9 @@
 """Read and write the files that a site keeps between a job's rounds, except the ledger.
 
-Each round has one file, which contains the site's factors without noise. The site writes a round's
-file, then adds the round's row to the ledger, and then deletes the previous round's file. After a
-crash, the ledger's last row determines which file is valid. In privacy mode "none", the site uses
-these files to answer a repeated request.
+Each round's file contains the site's factors as they were before noise was added. The site writes a
+round's file, then adds the round's row to the ledger, and then deletes the previous round's file.
+After a crash, the ledger's last row determines which file is valid. In privacy mode "none", the
+site uses the stored factors to answer a repeated request.
 """
 
 import json
@@ -37,7 +37,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's factors without noise (the patients' factor first), and its step size `eta`."""
+    """A site's factors before noise is added (patients' factor first), and the step size `eta`."""
 
     round: int
     factors: Factors
@@ -54,7 +54,7 @@ class RoundMeasures:
 
 
 class JobFolder:
-    """A site's folder for one job: ``state-dir/site/job/``. `SiteStore` adds patients' files.
+    """A site's folder for one job, ``state-dir/site/job/``. `SiteStore` adds patients' files.
 
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
@@ -80,7 +80,7 @@ class JobFolder:
         self.forget_secrets()
 
     def forget_secrets(self) -> None:
-        """Delete a job's key and noisy vector for secure sums, and temporary copies of both."""
+        """Delete a job's key and noisy vector for secure sums, and all their temporary copies."""
         for path in self.folder.glob("*secure-*"):  # temporary files begin with a dot
             path.unlink(missing_ok=True)
 
@@ -91,7 +91,7 @@ class JobFolder:
 
 
 class SiteStore(JobFolder):
-    """A job's folder, including the files made from the patients' data with this `fingerprint`.
+    """A job's folder, with the files made from patients' data that has this `fingerprint`.
 
     The store refuses to read a file that was made from data with a different fingerprint.
     """
@@ -106,7 +106,7 @@ class SiteStore(JobFolder):
         self._write(self._path(state.round), head, state.factors)
 
     def load(self, round_number: int | None = None) -> SiteState | None:
-        """Load a round's factors (default: the latest). Return None if the factors are not kept.
+        """Load a round's factors (default: the latest). Return None if no file exists.
 
         Use the default only for inspection, because the ledger determines which round is valid.
         """
@@ -120,7 +120,7 @@ class SiteStore(JobFolder):
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all other rounds. The given round must already be in the ledger."""
+        """Delete the factors of all rounds but the given one, which must be in the ledger."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ class SiteStore(JobFolder):
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read a file that `_write` wrote. Errors about a damaged file end with `way_out`."""
+        """Read a file that `_write` wrote. Errors about damage end with the advice `way_out`."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -171,7 +171,7 @@ class SiteStore(JobFolder):
             file.write(json.dumps(asdict(measures)) + "\n")
 
     def history(self) -> list[RoundMeasures]:
-        """Read `history.jsonl`. If a round has several lines, use only the last one."""
+        """Read `history.jsonl`. If a round has several lines, use only its last line."""
         path = self.folder / "history.jsonl"
         rounds: dict[int, RoundMeasures] = {}
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -196,7 +196,7 @@ def close_jobs(folder: Path) -> int:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether a job has ever started in `folder`. If so, a ledger must exist."""
+    """Return whether a job has ever started in `folder`, so that a ledger must exist."""
     if not folder.exists():
         return False
     return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

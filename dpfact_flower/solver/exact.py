@@ -7,7 +7,7 @@ Hadamard product of the other factors' Gram matrices (`q`), and the smallest all
 
 If a phenotype's column of the patients' factor A becomes zero, the data no longer affect the
 phenotype's feature columns. Only the anchors (the global factors) then affect the feature columns.
-The column of A stays zero unless the norm of the column's gradient exceeds mu, the l2,1 weight.
+A zero column of A stays zero unless the norm of its gradient exceeds mu, the l2,1 weight.
 """
 
 import math
@@ -81,13 +81,13 @@ class _State:
         self.grams = [gram(factor) for factor in self.factors]
 
     def objective(self, inner: float) -> float:
-        """Return the DPFact paper's objective (norm), given the inner product of data and model."""
+        """Return the objective, the DPFact paper's equation (norm), given <data, model>."""
         value = squared_loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         return value + self.settings.gamma * elastic(self.factors, self.anchors)
 
     def iterate(self) -> tuple[float, float]:
-        """Update every factor once. Return the inner product of data and model before and after."""
+        """Update every factor once. Return <data, model> before and after the update."""
         product, before = self._patients()
         for n, factor in enumerate(self.factors[1:], start=1):
             if n > 1:
@@ -153,8 +153,8 @@ def update_features(
     """Minimise the objective over one feature factor.
 
     If `floor` is 0, sweep over the columns. Otherwise, compute the ridge solution ``(product +
-    gamma * anchor)(q + gamma I)^-1`` as a correction to `factor`. The component of `factor` in the
-    null space of ``q + gamma I`` then stays unchanged.
+    gamma * anchor)(q + gamma I)^-1`` as a correction to `factor`. The correction leaves the
+    component of `factor` in the null space of ``q + gamma I`` unchanged.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -171,16 +171,16 @@ def update_features(
 
 
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
-    """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in one sweep over all columns.
+    """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in one sweep over F's columns.
 
-    `columns` is F^T, `target` is P^T, and `q` is Q. The arrays are all float32 or all float64. Each
-    step moves one column to its exact minimum, in place. A column's gradient depends on all other
-    columns, so a plain sweep would read F once for each of the R columns. Instead, one matrix
-    product gives the gradients of a group of columns (a panel). After each step, the gradients of
-    the panel's remaining columns are corrected.
+    `columns` is F^T, `target` is P^T, and `q` is Q. All three arrays are either float32 or float64.
+    Each step minimises over one column exactly, in place. A column's gradient depends on all other
+    columns, so a plain sweep would read F once per column. Instead, one matrix product gives the
+    gradients of a group of columns (a panel). After each step, the gradients of the panel's
+    remaining columns are corrected.
 
-    If a column's curvature Q_rr is (almost) 0, the column has no effect on the model. Such a column
-    becomes zero if `mu` is positive, and stays unchanged otherwise.
+    If the curvature Q_rr is (almost) 0, column r has no effect on the model. A column without
+    effect becomes zero if `mu` is positive, and stays unchanged otherwise.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)
@@ -193,7 +193,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Update a panel's columns. On entry, `gradient` must be ``target - q @ columns``."""
+    """Update a panel. On entry, `gradient` must be the panel's ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

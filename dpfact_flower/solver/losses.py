@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether this module defines the gradient. If not, numba overlooks changes to its code."""
+        """Whether this module defines the gradient. numba overlooks changes to code elsewhere."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:
@@ -67,7 +67,7 @@ class Loss:
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the loss over all cells of a model with the value ``nothing(mean)`` everywhere."""
+        """Return the loss, over all cells, of a model that is ``nothing(mean)`` in every cell."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

@@ -1,8 +1,8 @@
 """Compute MTTKRPs and errors in passes over a sparse tensor's fibres, for any number of modes.
 
 An *MTTKRP* is the product of a matricised tensor and the Khatri-Rao product of factors. A *fibre*
-is a run of entries whose indices differ only in the last mode. The rows of all other modes are read
-once per fibre, not once per entry.
+is a run of entries whose indices differ only in the last mode. The rows of all modes but the last
+are read once per fibre, not once per entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks. One thread processes each chunk. The chunks depend only on the data, and their sums are
@@ -10,7 +10,7 @@ added in float64 in a fixed order. The number of threads therefore does not affe
 Within a chunk, sums are computed in the factors' precision.
 
 Loops over fibres use vector instructions. Functions process a factor's row in slices that fill
-`registers` (see `stack.slices`). In these functions, `column` is the index of the slice's first
+`registers` (see `stack.slices`). In these functions, `column` is the index of a slice's first
 column.
 """
 
@@ -223,7 +223,7 @@ def squared_error(
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:
-    """Return ``<X, M>`` for float32 factors, summed in float64."""
+    """Return the inner product of data and model for float32 factors, summed in float64."""
     stack = stack_factors(factors)
     return entry_sums(stack, tensor.indices, tensor.values, row_offsets(tensor.shape))[1]
 
@@ -231,7 +231,7 @@ def inner_product(tensor: SparseTensor, factors: Factors) -> float:
 def entry_sums(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Return float64 sums of (x - m)^2, x m and m^2 over entries x and float32 model values m."""
+    """Return float64 sums of (x - m)^2, x m and m^2 over entries x, with float32 model values m."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _entry_sums(registers, stack, indices, values, tuple(offsets.tolist()))
 

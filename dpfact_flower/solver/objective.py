@@ -1,6 +1,6 @@
 """The local objective, and the input and output of a solver.
 
-Labels such as eq. (norm) refer to equations of the DPFact paper. Eq. (norm) is the local objective:
+Labels such as (norm) name equations of the DPFact paper. Equation (norm) is the local objective:
 the loss, plus mu times the `group_norm`, plus gamma times the `elastic` term.
 """
 
@@ -18,7 +18,7 @@ from dpfact_flower.tensor.cp import hadamard
 class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
-    `factors` holds the starting values, the patients' factor first. `anchors` holds the global
+    `factors` holds the starting values, with the patients' factor first. `anchors` holds the global
     feature factors. The solver psgd uses `rng` to order visits and to draw zero cells. `eta` is the
     step size from the previous round.
     """
@@ -43,7 +43,7 @@ class LocalResult:
     factors: Factors
     """C-contiguous factor matrices, the patients' factor first."""
     objective: tuple[float, ...]
-    """Values of eq. (norm) at the start (after negative entries are set to 0 if `nonnegative`) and
+    """Values of equation (norm) at the start (with negative entries set to 0 if `nonnegative`) and
     after each pass or iteration. If ``zeros="none"``, psgd's loss covers only the non-zero cells.
     For losses other than the squared loss, the sum over zero cells is estimated; see `psgd`."""
     eta: float
@@ -58,7 +58,7 @@ class LocalResult:
 
 
 def squared_loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
-    """Return ``1/2 ||X - M||^2`` for a model M, given ||X||^2, <X, M> and the Gram matrices."""
+    """Return ``1/2 ||X - M||^2`` for data X and a model M, given ||X||^2, <X, M> and `grams`."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 
 
@@ -87,5 +87,5 @@ def curvature(factors: Sequence[Array]) -> float:
 
 
 def group_norm(patients_gram: Array) -> float:
-    """Return ``||A^T||_{2,1}``, eq. (l21), from the Gram matrix of A."""
+    """Return ``||A^T||_{2,1}``, equation (l21), from the Gram matrix of the patients' factor A."""
     return float(np.sqrt(np.diag(patients_gram)).sum())

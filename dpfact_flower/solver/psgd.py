@@ -2,23 +2,23 @@
 
 Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors (the
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
-times the number of entries in that row. In the local objective, eq. (norm), the weight is gamma.
+times the number of entries in that row. In the local objective (norm), the weight is gamma.
 
 A pass is undone if both the local objective and the objective of the pass rise, or if the objective
-of the pass is not finite. With `clip`, a pass that raises both is still accepted if the loss is at
-most that of a constant model (`Loss.of_nothing`). The solver repeats an undone pass with half the
-step size. After an accepted pass, the step size grows by 5 %. A small step lowers the objective of
-the pass, but may raise the local objective if the anchors are far away.
+of the pass is not finite. If `clip` is positive, a pass that raises both objectives is still
+accepted if its loss is at most a constant model's (`Loss.of_nothing`). The solver repeats an undone
+pass with half the step size. After an accepted pass, the step size grows by 5 %. A small step
+lowers the objective of the pass, but may raise the local objective if the anchors are far away.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
-sum over the entries is exact. For zero cells, the sum of the loss's linear term is exact. The sum
-of all other terms is estimated from a sample of cells that `psgd` draws once.
+sum over non-zero cells is exact. Over zero cells, the sum of the loss's linear term is exact, and
+the sum of the other terms is estimated from a sample that `psgd` draws once.
 
 If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
-Gradients of such losses are large where the model is close to zero. The length of each row's step
-is therefore limited to sqrt(eta), the length of an implicit gradient step that starts at 0.
-Patients' rows are longer than feature rows and are visited less often. Patients' steps are
-therefore multiplied by the ratio of the mean squared lengths of patients' rows and feature rows.
+Gradients of losses with a logarithm are large where the model is close to zero. The length of each
+row's step is therefore limited to sqrt(eta), the length of an implicit gradient step that starts at
+0. Patients' rows are longer than feature rows and are visited less often. Patients' steps are
+therefore scaled by the mean squared length of patients' rows, divided by that of feature rows.
 """
 
 import math
@@ -64,8 +64,8 @@ class Value:
 def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
-    The proximal step, eq. (an2), can set a column of the patients' factor to zero. Such a column
-    becomes non-zero again only if a pass's gradient steps move the column by more than eta * mu.
+    The proximal step, equation (an2), can set a column of the patients' factor to zero. A zero
+    column becomes non-zero again only if one pass's gradient steps move it by more than eta * mu.
     """
     settings = problem.settings
     state = _State(problem)
@@ -186,7 +186,7 @@ def _length(factor: Array, weights: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Use a sample to estimate the loss over all cells, or over entries if `zeros` is false."""
+    """Estimate the loss over all cells, or over entries if `zeros` is false, from a sample."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):
@@ -200,12 +200,12 @@ def _sampled_loss(
 
 
 def shrink_columns(A: Array, threshold: float) -> None:
-    """Reduce every column's norm by `threshold`, in place. Columns with a smaller norm become zero.
+    """Reduce each column's norm by `threshold`, but not below 0, in place.
 
-    This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2). After a gradient step
-    of size eta, the threshold is eta * mu, not mu as in the DPFact paper's eq. (prox). For
-    non-negative factors, set negative entries to 0 before shrinking. Both steps together are the
-    proximal operator of the penalty plus the non-negativity constraint.
+    The result is the proximal operator of ``threshold * ||A^T||_{2,1}``, equation (an2). After a
+    gradient step of size eta, the threshold is eta * mu, not mu as in the DPFact paper's equation
+    (prox). For non-negative factors, first set negative entries to 0. Setting them to 0 and then
+    shrinking is the proximal operator of the penalty plus the non-negativity constraint.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

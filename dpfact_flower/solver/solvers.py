@@ -30,8 +30,8 @@ class Solver:
     """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
     """Whether the solver takes a step of size eta at every visit to a cell. If so, the elastic
-    weight applies to every visit to a row, and the DPFact paper's eq. (global) gives the server's
-    step. If not, `relative_l21` replaces `mu` as the l2,1 weight."""
+    weight applies to every visit to a row, and the DPFact paper's equation (global) gives the
+    server's step. If not, `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
     """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""
     pull: float = 1.0
@@ -62,11 +62,11 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Return gamma, the elastic weight in eq. (norm).
+        """Return gamma, the elastic weight in equation (norm).
 
         A relative weight is multiplied by the loss's curvature. If the loss is squared, a solver
         that takes gradient steps (`steps`) also divides the weight by the mean number of visits per
-        row. Finally, such a solver limits the weight to 1 / (2 eta).
+        row. Finally, a solver that takes gradient steps limits the weight to 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma

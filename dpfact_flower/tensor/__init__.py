@@ -1,6 +1,6 @@
-"""Sparse tensors, CP models, and measures of models' errors and similarity.
+"""Sparse tensors, CP models, and measures of a model's error and of two models' similarity.
 
-Models are in `cp`, which needs numba. `SparseTensor` does not need numba, whose import is slow.
+Models are in the module `cp`, which needs numba. `SparseTensor` avoids the slow import of numba.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection

@@ -109,10 +109,11 @@ class CPModel:
         return ktensor([*map(unit_columns, self.factors)], self.weights)
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return sums of squared errors in float64. This is the slow reference for `solver.mttkrp`.
+        """Return float64 sums of squared errors, slowly, as a reference for `solver.mttkrp`.
 
-        The error over zero cells is ||M||^2 minus the sum of squared model values at the non-zeros.
-        This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
+        For model M, the error over zero cells is ||M||^2 minus all squared model values at
+        non-zeros. This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> +
+        ||M||^2.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
@@ -170,8 +171,8 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    For a float32 factor with many rows, each block's products are summed in float32, with a
-    relative error below 1e-6.
+    For a float32 factor with many rows, products within a block of rows are summed in float32, with
+    a relative error below 1e-6.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):
@@ -196,7 +197,7 @@ class Match:
     """A matching of two models' components. Each component is in at most one pair.
 
     Pair p consists of component ``estimate[p]`` of one model and ``truth[p]`` of the other. Pairs
-    are ordered by `truth`. `cosines` holds each pair's product of cosines over all modes.
+    are ordered by `truth`. `cosines` holds, for each pair, the product of the cosines in all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -208,8 +209,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. Cosines keep their signs, as in the DPFact paper. Without the
-    factors of all modes, columns' signs are arbitrary, so use only non-negative factors.
+    has cosine 0 with every column. Cosines keep their signs, as in the DPFact paper. If some modes'
+    factors are missing, columns' signs are arbitrary, so use only non-negative factors.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """
@@ -219,8 +220,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
     """Return the cosine product that each component of `estimate` reaches in a match by chance.
 
-    This is the 95th percentile of matches with artificial components. An artificial component
-    combines the modes of different components of `truth`. If this is impossible, return zeros.
+    The result is the 95th percentile over matches with artificial components, which take each mode
+    from a different component of `truth`. Without artificial components, return zeros.
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape
@@ -250,10 +251,10 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     """Return the factor match score (FMS) of two models, from 0 (unrelated) to 1 (equal).
 
     The formula is from the section "Privacy" of the DPFact paper. `match_columns` pairs components.
-    A pair's score is the product of its cosines, times ``1 - |xi - xi'| / max(xi, xi')`` if both
-    arguments are a `CPModel`. Here xi and xi' are the components' weights. The FMS is the sum of
-    the scores, divided by the larger rank, so a missing or spurious component counts as 0. (pyttb
-    divides by the smaller rank.)
+    A pair's score is the product of its cosines. If both arguments are a `CPModel`, the score is
+    multiplied by ``1 - |xi - xi'| / max(xi, xi')``, with the components' weights xi and xi'. The
+    FMS is the sum of the scores, divided by the larger rank, so a missing or spurious component
+    counts as 0. (pyttb divides the sum by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)

@@ -28,9 +28,9 @@ class SparseTensor:
     """A validated sparse tensor of counts with two or more modes.
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
-    `indices` has one row per non-zero cell. Its first column is the patient. The rows are unique
-    and in lexicographic order. `values` are positive and finite. Large counts are rounded to
-    float32.
+    `indices` has one row per non-zero cell, with the patient in the first column. The rows of
+    `indices` are unique and in lexicographic order. `values` are positive and finite. Large counts
+    are rounded to float32.
     """
 
     indices: NDArray[np.int32]
@@ -148,7 +148,7 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of the shape, indices and values, which identifies the tensor's data."""
+        """Return a SHA-256 hash that identifies the tensor: its shape, indices and values."""
         digest = hashlib.sha256(repr(self.shape).encode())
         for part in self.parts():
             digest.update(np.ascontiguousarray(self.indices[part], "<i4").data)
@@ -171,8 +171,8 @@ class RMSE(NamedTuple):
 class SquaredError:
     """Sums of squares that determine the error measures. Use ``+`` to add several sites' sums.
 
-    `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the contribution of the non-zero
-    cells to `all_cells`, or None if not measured.
+    For data X and a model M, `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the
+    contribution of the non-zero cells to `all_cells`, or None if not measured.
     """
 
     all_cells: float
@@ -185,7 +185,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return the errors on a tensor, after increasing `all_cells` to at least `nonzeros`."""
+        """Return the errors on a tensor, with `all_cells` increased to at least `nonzeros`."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -208,7 +208,7 @@ class SquaredError:
 
     @property
     def fit(self) -> float:
-        """Fraction of the data that the model explains, ``1 - ||X - M||^2 / ||X||^2``.
+        """Fraction of the data X that a model M explains, ``1 - ||X - M||^2 / ||X||^2``.
 
         The fit can be negative. Tensor Toolbox and pyttb instead use ``1 - ||X - M|| / ||X||``.
         """

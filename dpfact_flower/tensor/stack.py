@@ -1,7 +1,7 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
 The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to a
-whole number of vector registers. If all values are finite, solvers leave these columns zero.
+whole number of vector registers. If all values are finite, solvers leave the padding columns zero.
 Compiled functions preserve NaN and infinity, so that callers can detect divergence.
 """
 

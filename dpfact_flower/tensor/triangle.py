@@ -16,17 +16,17 @@ CROSS = 2.0
 
 
 def whole_size(order: int) -> int:
-    """Return the size of the triangle, including the diagonal, of a matrix with `order` rows."""
+    """Return the number of values in a triangle with `order` rows that includes the diagonal."""
     return order * (order + 1) // 2
 
 
 def strict_size(order: int) -> int:
-    """Return the size of the strict triangle of a matrix with `order` rows."""
+    """Return the number of values in the strict triangle of a matrix with `order` rows."""
     return order * (order - 1) // 2
 
 
 def strict_row(row: int, order: int) -> int:
-    """Return a row's offset. Entry (row, column) of a strict triangle is at offset + column."""
+    """Return a row's offset: entry (row, column) of a strict triangle is at offset + column."""
     return row * order - row * (row + 1) // 2 - row - 1
 
 

@@ -1,7 +1,7 @@
-"""Define requests and replies, and check them at both ends.
+"""Define requests and replies, and check received messages at the server and at sites.
 
 Each message consists only of a list of arrays and a flat config of scalars. Flower's `NumPyClient`
-and both of this package's strategies can use this format.
+and both of this package's strategies can use this message format.
 """
 
 import hashlib
@@ -54,11 +54,11 @@ class RoundRequest:
     vocabularies, or is empty if the digests are unknown. `anchors` (float32) contains the global
     feature factors, with one row per code and one column per phenotype. Before a run has
     phenotypes, `anchors` is empty. In privacy mode "none", a request without factors asks for
-    co-occurrences. In round 1 of a run with long code lists, such a request asks for code counts.
-    `selection` (int32) contains the positions of each mode's selected codes, or is empty if all
-    codes are used. In secure sums, `usages` has the shape (slots, 2, phenotypes). For each slot
-    (see `Sharing`) and phenotype, `usages` contains the estimated weight and its standard error.
-    `answered` maps each site to the last round that the site answered.
+    co-occurrences. In round 1 of a run with long code lists, a request without factors asks for
+    code counts. `selection` (int32) contains the positions of each mode's selected codes, or is
+    empty if all codes are used. In secure sums, `usages` has the shape (slots, 2, phenotypes). For
+    each slot (see `Sharing`) and phenotype, `usages` contains the estimated usage and its standard
+    deviation. `answered` maps each site to the last round that the site answered.
     """
 
     job: str
@@ -131,14 +131,14 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        After a change, the noise might be too small for factors from an earlier round.
+        If a setting changed, the noise might be too small for factors from an earlier round.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all fields but `secure` and `answered`, to recognise a repeated request."""
+        """SHA-256 of all fields but `secure` and `answered`, to recognise repeated requests."""
         digest = hashlib.sha256(repr(self._config).encode())
         for array in (*self.anchors, *self.selection):
             digest.update(repr((array.shape, str(array.dtype))).encode())
@@ -213,9 +213,9 @@ def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
 def _split(
     arrays: Sequence[NDArray[Any]], mode: str, number: int
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """Split a request's arrays into factors and selections. Refuse a wrong combination of both.
+    """Split a request's arrays into factors and selections, and refuse wrong combinations.
 
-    In patient mode, only the site can check the combination, because it depends on the plan.
+    In patient mode, only the site can check, because the right combination depends on the plan.
     """
     present = _present(arrays)
     selection = [array for array in present if array.dtype == np.int32]

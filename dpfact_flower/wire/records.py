@@ -89,7 +89,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return the number of bytes that Flower sends for messages and the objects in them."""
+    """Return the number of bytes that Flower sends for messages, including the objects in them."""
     with no_object_id_recompute():
         stored = [part for message in messages for part in get_all_nested_objects(message).values()]
         return sum(len(part.deflate()) for part in stored)

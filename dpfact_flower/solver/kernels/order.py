@@ -2,15 +2,14 @@
 
 A sparse tensor has far more zero cells than one pass over the data can visit. Uniformly drawn cells
 would need large weights in the gradient, and a step size that is safe for large weights is too
-small for entries. Most zero cells are therefore drawn in proportion to the model's values at the
-beginning of the pass. Each draw first selects a phenotype, in proportion to the phenotype's sum
-over all cells. The draw then selects a row of each mode, in proportion to the row's value in that
-phenotype.
+small for non-zero cells. Most zero cells are therefore drawn in proportion to the model's values at
+the beginning of the pass. Each draw first selects a phenotype with a probability proportional to
+the phenotype's sum over all cells. The draw then selects a row of each mode with a probability
+proportional to the row's value in that phenotype.
 
-Let m be the model, and u the fraction of uniform draws. Cell x has the probability
-``q(x) = u / cells + (1 - u) m(x) / sum(m)``. If n cells are drawn, cell x has the weight
-``1 / (n q(x))``, so the gradient is unbiased (importance sampling). A draw of a non-zero cell is
-ignored (weight 0).
+Let m be the model, and u the fraction of uniform draws. A draw selects cell x with the probability
+``q(x) = u / cells + (1 - u) m(x) / sum(m)``. For n draws, cell x has the weight ``1 / (n q(x))``,
+so the gradient is unbiased (importance sampling). A draw of a non-zero cell is ignored (weight 0).
 """
 
 import math
@@ -57,13 +56,13 @@ def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
 def visits(
     tensor: SparseTensor, zeros: int, rng: np.random.Generator, model: Array | None = None
 ) -> Iterator[Visits]:
-    """Yield a pass's visits in random order: every non-zero cell once, and `zeros` zero cells.
+    """Yield one pass's visits in random order: every non-zero cell once, and `zeros` zero cells.
 
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
-    block. This order works as well as a full permutation and takes far less time.
+    block. Shuffling within blocks works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn with probabilities computed from the stacked factors `model`, which is
-    needed unless `zeros` is 0. A visit consists of row numbers in the stack and a count. The count
+    Zero cells are drawn with probabilities computed from `model`, the stacked factors. If `zeros`
+    is 0, no `model` is needed. A visit consists of row numbers in the stack and a count. The count
     is an entry's value, a zero cell's negated weight, or 0 if the draw of a zero cell hit an entry.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
@@ -138,7 +137,7 @@ class _ZeroCells:
         return rng.multinomial(self.number, share / share.sum())
 
     def arguments(self, block: int) -> tuple[float, Array, Array, Array]:
-        """Return the last four arguments of `_draw_zero_cells` for a block."""
+        """Return a block's values of the last four arguments of `_draw_zero_cells`."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -157,10 +156,10 @@ class _ZeroCells:
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """Build a table for draws in proportion to `sizes` (Walker's alias method, after Vose).
+    """Build a table for draws in proportion to `sizes` by Walker's alias method (after Vose).
 
-    A draw picks a position uniformly. The draw keeps this position with a probability called the
-    threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
+    A draw first picks a position uniformly. The draw keeps the position with a probability called
+    the threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
     columns), and the result has shape (columns, positions, 2). The last axis holds the threshold,
     scaled to an integer, and the alternative. If a column is all 0, draws are uniform.
     """
@@ -202,8 +201,8 @@ def _draw_zero_cells(
 ) -> int:  # fmt: skip
     """Write zero cells (count -1) to random positions. Return the next index for `random_number`.
 
-    Write the positions that remain for entries to `places`. `uniform` is the probability of a
-    uniform draw. The other draws use the tables `masses`, `patients` and `features`.
+    Fill `places` with the positions that remain for entries. `uniform` is the probability of a
+    uniform draw. Draws that are not uniform use the tables `masses`, `patients` and `features`.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0

@@ -1,8 +1,8 @@
 """Stochastic gradient steps, implemented with explicit vector instructions.
 
 A factor's row is divided into slices that fill `registers`, and the tuple `slices` has one element
-per slice. For each number of slices, numba compiles a kernel with unrolled loops. Such kernels are
-20 % faster than kernels that accept any rank.
+per slice. For each number of slices, numba compiles a kernel with unrolled loops. Kernels for a
+fixed number of slices are 20 % faster than kernels for any rank.
 """
 
 import functools
@@ -49,9 +49,9 @@ class Step:
 
     `gamma` is the elastic weight. Visits to entries also pull feature rows towards the anchors, but
     visits to zero cells do not. `clip` limits the 2-norm of a row's gradient step to eta * clip,
-    but does not limit the elastic pull. If `clip` is 0, there is no limit. `floor` is the smallest
-    value allowed in a factor: 0 or minus infinity. For patients' rows, the step size is eta *
-    patients and the limit is eta * clip * sqrt(patients).
+    but does not limit the elastic pull. If `clip` is 0, steps are not limited. `floor` is the
+    smallest value allowed in a factor: 0 or minus infinity. For patients' rows, the step size is
+    eta * patients, and the limit on the 2-norm is eta * clip * sqrt(patients).
     """
 
     eta: float
@@ -63,12 +63,12 @@ class Step:
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """Take one stochastic gradient step per visit, as in the DPFact paper's eqs. (ai) and (bj).
+    """Take a stochastic gradient step per visit, by equations (ai) and (bj) of the DPFact paper.
 
     `stack` holds all factors, and is updated in place. `anchors` holds the global feature factors.
     Row i of `anchors` corresponds to row n + i of `stack`, where n is the number of patients.
     `rows` holds row numbers in `stack`. `counts` holds each entry's count and each sampled zero
-    cell's negated weight. A count of 0 means no step.
+    cell's negated weight. A visit with the count 0 takes no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -91,7 +91,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Take the same steps as `any_number` for three modes, without storing row products."""
+        """For three modes, take the same steps as `any_number`, but store no row products."""
         columns, limit = stack.shape[1], eta * clip
         patients_limit = limit * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -197,7 +197,7 @@ def _multiply(
     registers: Registers, factors: Pointer, columns: int, rows: Array, s: int, mode: int,
     products: Array,
 ) -> None:  # fmt: skip
-    """Multiply the rows of all modes except `mode` at visit s. Store the result in `products`."""
+    """At visit s, multiply the rows of all modes except `mode`. Store the result in `products`."""
     first = 1 if mode == 0 else 0
     product = load(registers, factors, rows[s, first] * columns)
     for n in range(first + 1, rows.shape[1]):
@@ -208,7 +208,7 @@ def _multiply(
 
 @compiled(forceinline=True, **FAST)
 def _stepped(row: Vector, along: Vector, step: Float, limit: Float, floor: Float) -> Any:
-    """Return `row` after a step along `along`. A non-zero `limit` limits the step's 2-norm."""
+    """Return `row` after a step in direction `along`. A non-zero `limit` caps the step's 2-norm."""
     if limit > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (limit / norm) if norm > limit else step
