@@ -1,9 +1,10 @@
 """Ensure that a reply reveals only its time of sending, and either a release or an error code.
 
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves
-`reply-after` seconds after the request arrived. If a round takes longer, the site keeps doubling
-the reply's delay until the reply is ready. A reply with a doubled delay only reports a failed
-round. The server therefore learns how often the delay was doubled, but not how long the round took.
+`reply-after` seconds after the request arrived. If a reply is not ready when due, the site keeps
+doubling the reply's delay until the reply is ready. A reply with a doubled delay reports only that
+the round failed. The server therefore learns the number of doublings, but not how long the round
+took.
 
 The time to live of the server's message sets the round's deadline. A charge after the deadline
 would be wasted, because the server then no longer collects the reply. The site therefore checks the
@@ -101,7 +102,7 @@ class ReplyDelay:
 
 
 def seconds_left(created_at: float, time_to_live: float) -> float:
-    """Return the time left, in seconds, before the reply to a message must leave.
+    """Return how many seconds are left until the reply to a message must leave.
 
     `created_at` is in seconds since 1970, as measured by the sender's clock, which may be ahead of
     this machine's clock. After the reply's deadline, the result is negative.

@@ -94,12 +94,12 @@ def initial_state(
 ) -> SiteState:  # fmt: skip
     """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
-    With a relative elastic weight, a site starts from the global feature factors, because its own
+    With a relative elastic weight, a site starts from the global factors, because its own factors
     could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None and the weight is relative, round 1 starts with a random patients' factor,
-    scaled to minimise the error. Later rounds start with a patients' factor fitted to the data.
-    With the paper's weight, a random patients' factor is scaled to give the model the data's norm.
+    If `kept` is None and the weight is relative, the patients' factor is random in round 1, and is
+    scaled to minimise the error. In later rounds, the patients' factor is fitted to the data. With
+    the paper's weight, the patients' factor is random, scaled to give the model the data's norm.
     """
     relative = request.solver.is_relative
     if kept is not None:
@@ -119,7 +119,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release co-occurrences WITHOUT noise. For long code lists, start with code counts."""
+    """Release co-occurrences WITHOUT noise. For long code lists, release code counts in round 1."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

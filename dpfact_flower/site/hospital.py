@@ -101,7 +101,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse another site's data, because this site's ledger would record the data's charges."""
+    """Refuse another site's data, because the charges would be recorded in the wrong ledger."""
     key = "data-site" if settings.data_site else "site"
     expected = settings.data_site or settings.site
     if expected and name != expected:
@@ -141,11 +141,11 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
-    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` is the epsilon
-    if all other sites collude. `last_charge` is in seconds since 1970 (0: no charge). `releases`
+    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` assumes that
+    all other sites collude. `last_charge` is in seconds since 1970 (0: no charge). `releases`
     counts the ledger's rows. `failed_attempts` counts consecutive rounds that failed after reading
-    patients' data. After 10 such failures, the site waits for a person. `epsilon_alone_left` is
-    absent if no `max-epsilon-alone` is set. A lost ledger is an error.
+    patients' data. After 10 failed rounds, the site refuses rounds until a person acts.
+    `epsilon_alone_left` is absent if no `max-epsilon-alone` is set. A lost ledger is an error.
     """
     folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0

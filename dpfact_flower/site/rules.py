@@ -1,4 +1,4 @@
-"""Registry of federation rules at a site. For the server's, see `dpfact_flower.server.rules`."""
+"""Registry of federation rules at a site. Servers use `dpfact_flower.server.rules` instead."""
 
 from collections.abc import Callable
 

@@ -247,7 +247,7 @@ def read_key_file(path: Path) -> Ed25519PrivateKey:
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Read site names and public keys from lines ``NAME KEY``. A `#` begins a comment."""
+    """Read names and public keys from lines of the form ``NAME KEY``. A `#` begins a comment."""
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}
     lines = _read(path).decode(errors="replace").split("\n")  # no other character ends a line

@@ -81,7 +81,7 @@ class _State:
         self.grams = [gram(factor) for factor in self.factors]
 
     def objective(self, inner: float) -> float:
-        """Return the objective, the DPFact paper's equation (norm), given <data, model>."""
+        """Return the objective, the DPFact paper's equation (norm), for a given <data, model>."""
         value = squared_loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         return value + self.settings.gamma * elastic(self.factors, self.anchors)

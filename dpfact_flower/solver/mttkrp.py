@@ -5,8 +5,8 @@ is a run of entries whose indices differ only in the last mode. The rows of all 
 are read once per fibre, not once per entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks. One thread processes each chunk. The chunks depend only on the data, and their sums are
-added in float64 in a fixed order. The number of threads therefore does not affect the result.
+of blocks. Each chunk is processed by one thread. The chunks depend only on the data, and their sums
+are added in float64 in a fixed order. The number of threads therefore does not affect the result.
 Within a chunk, sums are computed in the factors' precision.
 
 Loops over fibres use vector instructions. Functions process a factor's row in slices that fill

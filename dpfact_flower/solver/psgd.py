@@ -126,7 +126,7 @@ class _State:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Make a pass with zero cells drawn from `model`, then shrink the patients' columns."""
+        """Make a pass with zero cells drawn from `model`, and then shrink the patients' columns."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -204,8 +204,8 @@ def shrink_columns(A: Array, threshold: float) -> None:
 
     The result is the proximal operator of ``threshold * ||A^T||_{2,1}``, equation (an2). After a
     gradient step of size eta, the threshold is eta * mu, not mu as in the DPFact paper's equation
-    (prox). For non-negative factors, first set negative entries to 0. Setting them to 0 and then
-    shrinking is the proximal operator of the penalty plus the non-negativity constraint.
+    (prox). For non-negative factors, first set negative entries to 0. Setting negative entries to 0
+    and then shrinking is the proximal operator of the penalty plus the non-negativity constraint.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -111,7 +111,7 @@ class CPModel:
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
         """Return float64 sums of squared errors, slowly, as a reference for `solver.mttkrp`.
 
-        For model M, the error over zero cells is ||M||^2 minus all squared model values at
+        For model M, the error over zero cells is ||M||^2 minus the squared model values at the
         non-zeros. This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> +
         ||M||^2.
         """
@@ -221,7 +221,7 @@ def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
     """Return the cosine product that each component of `estimate` reaches in a match by chance.
 
     The result is the 95th percentile over matches with artificial components, which take each mode
-    from a different component of `truth`. Without artificial components, return zeros.
+    from a different component of `truth`. If no artificial component exists, return zeros.
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape

@@ -215,7 +215,7 @@ def _split(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Split a request's arrays into factors and selections, and refuse wrong combinations.
 
-    In patient mode, only the site can check, because the right combination depends on the plan.
+    In patient mode, only the site checks combinations, because they depend on the plan.
     """
     present = _present(arrays)
     selection = [array for array in present if array.dtype == np.int32]

@@ -4,8 +4,8 @@ If the l2,1 weight is 0, each patient's row of A depends only on the patient's o
 feature factors. While a block of patients is in the cache, this module therefore computes the
 block's MTTKRP and sweeps over the block's columns. The module then adds the block's contributions
 to A's Gram matrix and to the next mode's MTTKRP. The patients' and the next mode's MTTKRP use the
-same sums over the last mode. A positive l2,1 weight shrinks whole columns of A, so patients depend
-on each other. For a positive l2,1 weight, `exact` therefore uses `update_patients` instead.
+same sums over the last mode. A positive l2,1 weight shrinks whole columns of A, so the patients'
+rows depend on each other. For a positive l2,1 weight, `exact` uses `update_patients` instead.
 """
 
 import itertools
