@@ -2,9 +2,8 @@
 
 The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves
 `reply-after` seconds after the request arrived. If a reply is not ready when due, the site keeps
-doubling the reply's delay until the reply is ready. A reply with a doubled delay reports only that
-the round failed. The server therefore learns the number of doublings, but not how long the round
-took.
+doubling the reply's delay until the reply is ready. A reply with a doubled delay reports only a
+failed round. The server therefore learns the number of doublings, but not how long the round took.
 
 The time to live of the server's message sets the round's deadline. A charge after the deadline
 would be wasted, because the server then no longer collects the reply. The site therefore checks the
