@@ -6,14 +6,8 @@ from functools import partial
 
 import pytest
 
-from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, DPFactError, SettingsError
-from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
-from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.runtime.serve import serve
 from tests.commands import dpfact
 
 pytestmark = pytest.mark.slow
@@ -164,43 +158,3 @@ def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
     groups = ("--group", "north=1,3", "--group", "south=2")
     dpfact("data", "synpuf", ehr_data / "synpuf/inpatient", "--out", tmp_path / "out", *groups)
     assert [site.name for site in Cohort.load(tmp_path / "out").sites] == ["north", "south"]
-
-
-def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):
-    """As in docs/how-to/deploy.md: one file per hospital, and a server with only code lists."""
-    lists, nodes = [], []
-    for mode in ("procedures", "diagnoses"):
-        lists.append(tmp_path / f"{mode}.json")
-        Vocabulary(mode, tuple(f"{mode[0]}{code}" for code in range(6))).save(lists[-1])
-    for shift, site in enumerate(("north", "south")):
-        home = tmp_path / site
-        home.mkdir()
-        for path in lists:
-            rows = "".join(
-                f"{patient},2024-01-0{day},{path.stem[0]}{(patient + day * shift) % 6}\n"
-                for patient in range(60) for day in (1, 2, 3)
-            )  # fmt: skip
-            text = (
-                f"patient,time,code\n{rows}0,2024-01-01,secret\n"  # a code that is not in the list
-            )
-            (home / f"{path.stem}.csv").write_text(text)
-        data_events(
-            "--name", site, "--out", home, "--window", 7,
-            *(f"--mode={path.stem}={home / path.stem}.csv" for path in lists),
-            *(f"--codes={path.stem}={path}" for path in reversed(lists)),
-        )  # fmt: skip
-        assert (home / f"{site}.npz").stat().st_mode & 0o077 == 0
-        nodes.append(
-            {"site": site, "data-path": str(home / f"{site}.npz"), "state-dir": str(home / "state"),
-             "allow-privacy": "patient", "max-epsilon": 4.0, "budget-delta": 1e-5}
-        )  # fmt: skip
-    config = {
-        "data": "", "vocabulary": ",".join(map(str, lists)), "out": str(tmp_path / "run"),
-        "sites": 2, "min-sites": 2, "rank": 3, "privacy": "patient", "epsilon": 4.0,
-        "patients": 120,
-    }  # fmt: skip
-    out = serve(InProcessGrid(client_app, nodes), RunConfig.read(config))
-    summary = read_json(out / SUMMARY)
-    assert summary["claim"].startswith("proven: patient-level")
-    assert sorted(summary["per_site"]) == ["north", "south"]
-    assert [len(mode) for mode in read_model(out)[1]] == [6, 6]
