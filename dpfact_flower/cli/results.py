@@ -76,15 +76,9 @@ def export(
     --phenotypes file is as public as the model. No privacy guarantee covers the --patients file:
     keep this file at the hospital. Only the files' owner can read the files.
     """
+    from dpfact_flower.evaluation import prose
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
-    from dpfact_flower.evaluation.prose import (
-        DOUBTFUL,
-        NOT_FOUND,
-        certainties,
-        titles,
-        uninformative_message,
-    )
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_replications, read_summary
 
     if phenotypes is None and patients is None:
@@ -93,17 +87,17 @@ def export(
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
     model = GlobalModel.read(run)
     summary = read_summary(run) if (run / SUMMARY).exists() else None
-    if summary is not None and (nothing := uninformative_message(summary)):
+    if summary is not None and (nothing := prose.uninformative_message(summary)):
         say(f"warning: {nothing}")
     others = read_replications(run, model.rank)
-    sure = certainties(model, others, summary)
-    if doubtful := [str(r) for r, labels in sure.items() if {DOUBTFUL, NOT_FOUND} & {*labels}]:
+    sure, least = prose.certainties(model, others, summary), {prose.DOUBTFUL, prose.NOT_FOUND}
+    if doubtful := [str(r) for r, labels in sure.items() if least & {*labels}]:
         say(f"doubtful{' or not found again' * bool(others)}: phenotype(s) {', '.join(doubtful)}")
     if phenotypes is not None:
         rows = model.rows()
         measures = clinical_measures(model)
         groups = {r: (", ".join(labels), *about(measures, r)) for r, labels in sure.items()}
-        write_phenotype_table(phenotypes, rows, titles(model), groups)
+        write_phenotype_table(phenotypes, rows, prose.titles(model), groups)
         public = "the model and the runs beside it" if others else "the model"
         say(f"{phenotypes}: {len(rows):,} rows of codes, as public as {public}")
     if patients is not None and data is not None:

@@ -2,8 +2,8 @@
 
 The tensor's cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as in
 the DPFact paper (section Dataset). A combination has one event for each of the m codes, and must
-satisfy the `Window` rule. In a mode, rows with the same patient, encounter, time and code count as
-one event. By default, patients without any combination of events are left out.
+satisfy the `Window` rule. Rows of a mode with equal patient, encounter, time and code are one
+event. By default, patients without any combination of events are left out.
 
 A reader stores each mode's events (see `clinical_events`), and fills two tables of text columns:
 

@@ -220,7 +220,7 @@ def load_table(
     files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
     times. Times with a time zone are converted to UTC. Blank fields become NULL.
 
-    `select` is the SQL select list. `hint` maps the existing columns to advice on a missing column.
+    `select` is the SQL select list. If a column is missing, `hint(existing columns)` is advice.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 

@@ -149,7 +149,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Set small entries of `gram` to 0. Return a positive semi-definite Q (see `pooled`)."""
+    """Return the positive semi-definite matrix Q of `pooled`, without small entries of `gram`."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads

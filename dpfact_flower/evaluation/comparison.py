@@ -38,7 +38,7 @@ def comparison(folders: Sequence[Path]) -> str:
 def columns(run: FinishedRun) -> dict[str, str]:
     """Return a run's row in `comparison`, as a mapping from column headings to texts."""
     model, summary = run.model, run.summary
-    errors, measured, sent = summary.errors, summary.measured, summary.exchange
+    errors, measured = summary.errors, summary.measured
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
     match = measured.fms if measured else None
@@ -48,24 +48,17 @@ def columns(run: FinishedRun) -> dict[str, str]:
         "data": summary.name,
         "sites": str(summary.sites),
         "patients": errors and f"{sum(site.patients for site in fits):,}",
-        "non-zeros": errors and f"{sum(site.nonzeros for site in fits):,}",
         "phenotypes": str(summary.rank),
-        "rounds": str(summary.rounds),
         "privacy": _privacy(summary),
         "epsilon (replacing a record)": _epsilon(summary.spent),
         "fit": errors and f"{errors.fit:.3f}",
-        "RMSE all cells": errors and f"{errors.rmse:.5f}",
-        "RMSE non-zeros": errors and f"{errors.rmse_nonzeros:.4f}",
         "AUC": first and _area(first.memberships),
         "AUC raw codes": first and _area(first.raw_codes),
         "AUC volume": first and _area(first.volume),
         "match with planted": None if match is None else f"{match:.2f}",
         **{f"about one {name}": about.get(name) for name in (BODY_SYSTEMS, CCS)},
         "coherence of leading codes (NPMI)": together and f"{together.value:.2f}",
-        "MB to sites": f"{sent.bytes_down / 1e6:.1f}",
-        "MB from sites": f"{sent.bytes_up / 1e6:.1f}",
-        "seconds": f"{sent.seconds:.0f}",
-        "seconds of solver": errors and f"{errors.solver_seconds:.1f}",
+        "seconds": f"{summary.exchange.seconds:.0f}",
     }
     return {header: text or "-" for header, text in texts.items()}
 

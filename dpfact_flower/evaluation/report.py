@@ -85,7 +85,6 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "least_score": LEAST_SCORE,
         "most_cells": _MOST_CELLS,
         "most_predicted": MOST_PREDICTED,
-        "predictions": summary.predictions,
         "uninformative": uninformative,
         "clinical": () if uninformative else clinical_measures(model),
         "draws": DRAWS,

@@ -74,13 +74,6 @@ def federate(
         Whether to show Flower's log.
     **settings
         Any run settings, spelled with underscores, such as ``rank=12, epsilon=4.0``.
-
-    Raises
-    ------
-    PrivacyRefusedError
-        If a site's budget does not allow the run.
-    QuorumError
-        If no round met the quorum.
     """
     if not isinstance(config, Mapping | None):
         raise SettingsError(

@@ -103,7 +103,7 @@ class Connection:
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
 
     def command(self, words: str) -> str:
-        """Return the shell command for ``flwr`` with these words and this SuperLink."""
+        """Return the shell command that runs ``flwr`` with `words` for this SuperLink."""
         home = self.environment.get("FLWR_HOME")
         return f"FLWR_HOME={home} " * bool(home) + f"flwr {words} {self.name}"
 

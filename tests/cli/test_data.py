@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, DPFactError, SettingsError
 from tests.commands import dpfact
 
@@ -158,3 +159,13 @@ def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
     groups = ("--group", "north=1,3", "--group", "south=2")
     dpfact("data", "synpuf", ehr_data / "synpuf/inpatient", "--out", tmp_path / "out", *groups)
     assert [site.name for site in Cohort.load(tmp_path / "out").sites] == ["north", "south"]
+
+
+def test_a_hospital_keeps_to_the_public_code_lists(tables, tmp_path):
+    public = {"procedures": ("0", "3605"), "diagnoses": ("0", "4019")}
+    for mode, codes in public.items():
+        Vocabulary(mode, codes).save(tmp_path / f"{mode}.json")
+    data_events("--name", "north", *tables, *(f"--codes={m}={tmp_path / m}.json" for m in public))
+    site = SiteData.load(tmp_path / "out" / "north.npz")
+    assert {mode.name: mode.codes for mode in site.vocabularies} == public
+    assert site.tensor.values.tolist() == [1]

@@ -78,8 +78,8 @@ ELSEWHERE = {
         "dpfact ledger ", "sudo -u dpfact-centre /opt/dpfact/bin/dpfact ")},
     ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact "): "tests/runtime/page.py::prepare",
     ("docs/how-to/deploy.md", "sudo sh "): "tests/runtime/page.py::prepare",
-    ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"
-    "test_hospitals_with_event_tables_and_public_lists_run_patient_mode",
+    ("docs/how-to/deploy.md", "dpfact data events "):
+    "tests/cli/test_data.py::test_a_hospital_keeps_to_the_public_code_lists",
     ("docs/how-to/deploy.md", "sudo -u dpfact-site /opt/dpfact/bin/dpfact site refit"):
     "tests/cli/test_site.py::test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again",
     ("docs/how-to/deploy.md", "sudo -u dpfact-site /opt/dpfact/bin/dpfact keys make"):
@@ -109,7 +109,6 @@ NOT_RUN = {
     "little",
     ("docs/how-to/audit.md", "python -m pytest"): "these tests themselves",
     ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
-    ("docs/how-to/faults.md", "python -m laboratory"): HOURS,
     ("docs/how-to/faults.md", "openssl s_client"): DEPLOYED,
     ("docs/how-to/deploy.md", "pip wheel "): INSTALLS,
     ("docs/how-to/deploy.md", "docker "): DEPLOYED,

@@ -258,7 +258,6 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     assert [card["certainty"] for card in shown] == [[word] for word in own]
     written = dpfact("export", folder, "--phenotypes", tmp_path / "x.csv")
     assert "doubtful: phenotype(s) 3\n" in written
-    assert "as public as the model\n" in written
     words = {row["phenotype"]: row["certainty"] for row in lines_of(tmp_path / "x.csv")}
     assert words == {"1": "likely real", "2": "uncertain", "3": "doubtful"}
     assert all("Not checked" not in card["text"] for card in shown)

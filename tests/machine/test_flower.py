@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from dpfact_flower import collect
 from dpfact_flower.machine import flower
-from dpfact_flower.runtime import services, supernode
+from dpfact_flower.runtime import supernode
 from tests.test_house import MODULES, ROOT
 
 PUBLIC = {
@@ -92,10 +92,6 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
     with pytest.raises(ValueError, match="query") as raised:
         ClientApp()(message, Context(1, 2, {}, RecordDict(), {}))
     assert any(text in str(raised.value) for text in collect._UNKNOWN), "Look at collect: _UNKNOWN"
-
-
-def test_the_helpers_name_is_as_linux_shows_it():
-    assert "flower-superexec".startswith(services._HELPER)
 
 
 def test_the_range_is_that_of_the_known_releases_everywhere():

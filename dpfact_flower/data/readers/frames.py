@@ -102,7 +102,7 @@ def _columns(frame: Any) -> dict[str, str]:
 
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
-    """Map modes to rows, in the order of the vocabularies, then of the modes' first rows."""
+    """Return each mode's rows. Modes in `vocabularies` come first, in the same order."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
     check_columns(events, [column], names.values())
