@@ -271,7 +271,8 @@ class RetryingGrid(Grid):
                 # A lost site may return as a new node, but must not get another site's request.
                 if same and (self.policy.required or lost - connected):
                     for node in connected - flights.keys():
-                        flights[node] = InFlight(example.content, example.group, example.began, end)
+                        now = end - remaining
+                        flights[node] = InFlight(example.content, example.group, now, end)
                 exchange.send(exchange.due() & connected)
             waiting = any(flight.waiting for flight in flights.values())
             if remaining <= 0 or not (waiting or (lost and time.monotonic() < patience)):

@@ -47,7 +47,7 @@ class DPFact(TrainOnlyStrategy):
         Whether to continue from the checkpoint in `run_dir`, under the same job name. By default,
         an unfinished run in `run_dir` is an error, and a finished run is replaced.
     durable
-        Whether checkpoints survive a power failure (default: true). Simulations set it to false.
+        Whether to run the preflight and keep checkpoints through power failures (default: true).
 
     Examples
     --------

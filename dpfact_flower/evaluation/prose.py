@@ -32,7 +32,7 @@ TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Pattern for the names of modes with treatments rather than diagnoses."""
 _FILLERS = re.compile(
     r"\b(NEC/NOS|NOS|NEC|not otherwise specified|not elsewhere classified)\b|"
-    r"[ ,]+(or )?(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
+    r"(?<!organism)[ ,]+(or )?(unspecified( (site|type|cause|chronic))?|unsp\.?|so stated)$|"
     r"^(other )?(and )?unspecified |^other (and ill-defined |forms of )",
     re.IGNORECASE,
 )
@@ -150,19 +150,24 @@ def certainties(
 
 
 def first_line(
-    table: tables.PhenotypeTable | None, rank: int, labels: Sequence[str], unit: str
+    table: tables.PhenotypeTable | None, labels: Sequence[Sequence[str]], unit: str
 ) -> str:
     """Summarise a run in one sentence, such as ``Twenty patterns; nine are stable``.
 
-    `labels` were returned by `certainty`. `unit` names the rows, such as ``patients``.
+    `labels` has each phenotype's `certainty`. `unit` names the rows, such as ``patients``.
     """
+    counts, rank = Counter(label for own in labels for label in own), len(labels)
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     for best, *others in (STABLE, PARTLY, UNCONFIRMED, NOT_FOUND), (LIKELY, UNCERTAIN, DOUBTFUL):
-        sure = labels.count(best)
+        sure, beside = counts[best], best == LIKELY and counts[STABLE] > 0
         # If other runs found the patterns again, "none is likely real" would say little.
-        if sure or ({*labels} & {*others} and not (best == LIKELY and STABLE in labels)):
+        if sure or (counts.keys() & {*others} and not beside):
+            both = sum({STABLE, LIKELY} <= {*own} for own in labels)
+            also = f" (of which stable: {counted(both) if both else 'none'})" * beside
             are = "is" if sure < 2 else "are"
-            parts.append(f"{counted(sure) if sure else 'none'} {are} {best}")
+            parts.append(f"{counted(sure) if sure else 'none'} {are} {best}{also}")
+    if missed := counts[UNCONFIRMED] + counts[NOT_FOUND]:
+        parts.append(f"{counted(missed)} not confirmed by other runs")
     if table is not None and isinstance(table.without, float):
         parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have at least one")
     text = "; ".join(parts)
@@ -186,7 +191,7 @@ def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: s
         if observed:
             first, *rest = observed
             text = ", ".join([" had ".join(first), *map(" ".join, rest)])
-            sentences.append(f"{text[0].upper()}{text[1:]}.")
+            sentences.append(f"{mode[:1].upper()}{mode[1:]}: {text}.")
     for label, association in phenotype.outcomes.items():
         owners = share * table.patients if isinstance(share, float) else 0.0
         text = rate(association, table.rates.get(label), unit, owners)
@@ -201,12 +206,12 @@ def rate(
 
     `owners` is the number of patients with the phenotype, or 0 if this number is unknown.
     """
-    of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
+    of_all = f"; all analysed {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if association.rate == "hidden":
         return f"hidden, because the rate would reveal a small count{of_all}"
     if not isinstance(association.rate, float) or association.rate_interval is None:
         most = math.ceil(1000 * (tables.SMALL - 1) / owners) / 10 if owners else 100
-        return f"fewer than ten{f', at most {most} %' * (most < 100)}{of_all}"
+        return f"fewer than ten{f', a rate of at most {most} %' * (most < 100)}{of_all}"
     low, high = (f"{100 * end:.1f}" for end in association.rate_interval)
     return f"{percent(association.rate)} (95 % interval {low} to {high} %){of_all}"
 
@@ -220,12 +225,6 @@ def leading_sentence(rows: Rows) -> str:
     return f"Leading codes. {'; '.join(parts)}."
 
 
-_FREQUENT = (
-    "its codes may be merely frequent, or a fit to other patients may lack too many patterns of "
-    "this run"
-)
-
-
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
@@ -235,10 +234,12 @@ def certainty_sentence(
     """
     runs, count, own = len(pairs), sum(pair.is_replicated for pair in pairs), ""
     if chance is not None:
-        own = f"a fit to other patients would lack an estimated {percent(chance)} of such patterns"
+        own = f"a fit to other patients would lack about {100 * chance:.0f} % of such patterns"
         if chance == EVEN:
-            others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
-            own = f"differs from {others} in one kind of code only" if same else _FREQUENT
+            why = "its codes may be merely frequent, or too many patterns of this run may be absent"
+            if same:
+                why = f"it differs from no. {ranges(same)} in one kind of code only"
+            own = f"the probability is set to 50 %, because {why}"
         own = f"{likelihood(chance).capitalize()}: {own}."
     if not pairs:
         return own or "Not checked: this run was not compared with another run."
@@ -247,8 +248,8 @@ def certainty_sentence(
     found = {
         STABLE: f"Stable: found again in {repeats}.",
         PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
-        UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
-        NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
+        UNCONFIRMED: "Unconfirmed: its match in another run is no closer than a chance match.",
+        NOT_FOUND: f"Not found again in {any_of}, which may have merged or split the pattern.",
     }[stability(pairs)]
     return f"{found} {own}".strip()
 

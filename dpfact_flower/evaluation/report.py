@@ -60,7 +60,6 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     model, summary, records, table = run.model, run.summary, run.records, run.tables.table
     measured, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
     own, uninformative = cards(run), run.uninformative
-    certainties = [label for card in own for label in card["certainty"]]
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
     systems = {
@@ -70,7 +69,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     present = {name for of_mode in systems.values() for name in of_mode.values()}
     return {
         "summary": summary,
-        "first_line": prose.first_line(table, summary.rank, certainties, unit),
+        "first_line": prose.first_line(table, [card["certainty"] for card in own], unit),
         "unit": unit,
         "cards": own,
         "systems": systems,
@@ -89,9 +88,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "clinical": () if uninformative else clinical_measures(model),
         "draws": DRAWS,
         "guarantees": _guarantees(summary),
-        "delta_warning": summary.spent
-        and table
-        and delta_warning(summary.spent.delta, table.patients // summary.sites),
+        "delta_warning": delta_warning,
         "records": records,
         "failures": _grouped(((f.who, f.reason), r.round) for r in records for f in r.failures),
         "arrivals": _grouped((a.site, a.staleness) for r in records for a in r.arrivals),

@@ -264,7 +264,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     `fit` performs a whole federated run in this process, with the noise that the privacy mode
     requires. `transform` computes the scores of training or new patients. No privacy guarantee
-    covers the scores, so they must stay at the patients' site.
+    covers the scores, so they must stay at the patients' site. Sites and cohorts can be indexed by
+    patient, so cross-validation can split them. `y` and sample weights are not used.
 
     Parameters
     ----------
@@ -299,11 +300,6 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         The run, with its `guarantee`, ledger and history.
     n_features_in_, feature_names_in_
         As in scikit-learn, if the patients were given as a matrix.
-
-    Notes
-    -----
-    Sites and cohorts can be indexed by patient, so scikit-learn's cross-validation can split them.
-    `y` and sample weights are not used.
 
     Examples
     --------

@@ -57,7 +57,7 @@ class ReleaseEvent:
         for number in ("sensitivity", "sigma"):
             object.__setattr__(self, number, positive(number, getattr(self, number)))
         if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:
-            raise SettingsError("own_sigma: must be below sigma, to which all sites contribute")
+            raise SettingsError("own_sigma: must be below sigma, the noise of several sites")
         object.__setattr__(self, "count", at_least_one("count", self.count))
         # If the ratio underflowed to 0, the release would seem to cost nothing.
         if not 0 < self.rho < math.inf:
@@ -164,7 +164,7 @@ def release_nothing() -> Release:
 
 def release_unprotected(arrays: Sequence[Array]) -> Release:
     """Release factors or a sum in mode "none", which adds no noise and gives no guarantee."""
-    return Release(tuple(map(fixed, arrays)), ())
+    return replay(arrays, ())
 
 
 def fixed(values: Array) -> NDArray[np.float32]:

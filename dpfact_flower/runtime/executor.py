@@ -83,16 +83,16 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     signal.signal(signal.SIGTERM, end)
     was_there = True
     while not is_stopping:
+        is_busy = True
         token = tasks.claim()
         is_there = token is not None
         if is_there != was_there:
             _logger.info("the SuperNode %s", "is there" if is_there else "does not answer; waiting")
         was_there = is_there
         if token:
-            is_busy = True
             answer(token)
-            is_busy = False
         else:
+            is_busy = False
             time.sleep(0.5)
 
 

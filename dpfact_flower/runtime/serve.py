@@ -46,14 +46,15 @@ def serve(
     config: RunConfig,
     *,
     cohort: Cohort | None = None,
+    durable: bool = False,
     measured: bool = True,
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds simulated sites in memory. By default, a simulation's sites are read from the
-    folder that the config names. If `measured` is False, a simulation's model is not evaluated.
+    `cohort` holds simulated sites, which are by default read from the folder that the config names.
+    `durable` sites keep budgets. If `measured` is False, a simulation's model is not evaluated.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -73,7 +74,7 @@ def serve(
         vocabulary=vocabularies,
         run_dir=app.run_folder,
         resume=app.resume,
-        durable=cohort is None,
+        durable=durable or cohort is None,
     )
     _start(strategy, grid, watch)
     if cohort is not None and measured and privacy.privacy == "patient":
@@ -111,12 +112,15 @@ def federate_cohort(
     """
     use_flower_handler()
     settings = own or simulated_settings(config.app.sites_folder)
-    nodes = [{"partition-id": site} for site in range(len(cohort.sites))]
+    nodes: list[dict[str, Scalar]] = [
+        {"partition-id": n, "site": site.name} for n, site in enumerate(cohort.sites)
+    ]
     grid = InProcessGrid(_sites_app(cohort.sites, settings, simulation=own is None), nodes)
     with _reasons_shown():
         return serve(
-            grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
-        )
+            grid, config, cohort=cohort, durable=own is not None, measured=measured,
+            report=report and measured, watch=watch,
+        )  # fmt: skip
 
 
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:

@@ -24,7 +24,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 _logger = logging.getLogger(__name__)
 _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 _MAY_CHANGE = ("sites", "min-sites", "round-timeout", "wait-timeout", "grace", "preflight")
-"""Run settings that may change when a run continues from a checkpoint."""
+"""Run settings that may change on resume, unless a patient-mode plan depends on the setting."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -206,7 +206,7 @@ class Coordinator:
             short = f"no sum of the {len(unique)} sites that answered"
         record = RoundRecord(
             round_number, sites, tuple(failed), enough, bytes_down, bytes_up, seconds, utc_now(),
-            quorum_seconds, dropped=tuple(sorted({*charged}.difference(sites))),
+            quorum_seconds if enough else 0.0, dropped=tuple(sorted({*charged}.difference(sites))),
         )  # fmt: skip
         if enough:
             self._update(round_number, statistics)

@@ -6,6 +6,7 @@ This module only post-processes the sites' releases, and therefore has no privac
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +125,7 @@ class PatientRule(ServerRule):
 
     def check_sites(self, sites: int) -> None:
         """Log a forecast for the run. Warn if the forecast is not good or if delta is too large."""
-        outlook = outlook_of(self.plan)
+        outlook = outlook_of(replace(self.plan, facts=self.plan.facts._replace(sites=sites)))
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
         if warning := delta_warning(self.privacy.delta, self.privacy.patients // max(sites, 1)):

@@ -1,9 +1,9 @@
 """Ensure that a reply reveals only its time of sending, and either a release or an error code.
 
-The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves
-`reply-after` seconds after the request arrived. If a reply is not ready when due, the site keeps
-doubling the reply's delay until the reply is ready. A reply with a doubled delay reports only a
-failed round. The server therefore learns the number of doublings, but not how long the round took.
+The duration of a round depends on patients' data. If `reply-after` is set, every reply is
+packed and sent `reply-after` seconds after the request arrived. If a reply is not ready when due,
+the site keeps doubling the reply's delay until the reply is ready. A reply with a doubled delay
+reports only a failed round. The server therefore learns only the number of doublings.
 
 The time to live of the server's message sets the round's deadline. A charge after the deadline
 would be wasted, because the server then no longer collects the reply. The site therefore checks the

@@ -30,9 +30,3 @@ def faults(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_telemetry_is_off_before_a_command_is_typed(page):
     assert faults(page.read_text(encoding="utf-8")) == []
-
-
-def test_a_command_before_it_is_off_is_noticed():
-    page = (ROOT / "simulation" / "dpfact-app" / "README.md").read_text(encoding="utf-8")
-    assert COMMAND.findall(page)
-    assert faults(page.replace("FLWR_TELEMETRY_ENABLED=0", "FLWR_TELEMETRY_ENABLED=1"))

@@ -137,14 +137,6 @@ def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
     assert "What helps most: " in found.sentence
 
 
-def test_half_of_the_phenotypes_helps_unless_there_is_one():
-    for rank in (1, 2):
-        found = outlook_of(plan(epsilon=0.1, rank=rank))
-        (chance,) = (lever.chance for lever in found.levers if lever.name == "rank")
-        assert (chance > found.chance) == (rank > 1)
-        assert chance >= found.chance
-
-
 def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
     made = plan(sizes=(5000, 5000), rank=20, patients=100_000)
     assert needs_of(made).memory == 48 * made.start.count > 2e9

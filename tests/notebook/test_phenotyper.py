@@ -1,6 +1,7 @@
 """The estimator under scikit-learn's checks and tools, and the charges for private fits."""
 
 import pickle
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpfact_flower import DPFactPhenotyper
 from dpfact_flower.errors import DataError, PrivacyRefusedError, SettingsError
-from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.tensor.cp import factor_match_score
 
 pytestmark = pytest.mark.slow
@@ -95,8 +96,10 @@ def test_private_fits_are_charged_and_stopped_by_a_budget_that_lasts(cohort, tmp
     assert "proven: patient-level" in private.run_.guarantee
     ledger = private.run_.ledger()
     assert set(ledger["site"]) == {site.name for site in cohort.sites}
+    shutil.rmtree(tmp_path / "site-2")  # a preflight tells whether all sites would answer
     with pytest.raises(PrivacyRefusedError, match="max-epsilon is 7; with the planned releases"):
         private.fit(cohort)
+    assert not (tmp_path / "site-2" / LEDGER).exists()
     with Ledger(tmp_path / "site-1", create=False) as kept:
         assert len(kept.rows()) == (ledger["site"] == "site-1").sum()
         assert kept.verify() == []

@@ -42,8 +42,8 @@ class PlannedRelease:
     """One release in a plan.
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
-    of a patient's contribution. `sigma` is the standard deviation of each value's noise. `rho` is
-    the zCDP cost. `count` is the number of values (per slot in secure sums; see `Sharing`).
+    of a patient's contribution. `sigma` is the standard deviation of the (honest sites') noise in a
+    value. `rho` is the zCDP cost. `count` is the number of values (per slot; see `Sharing`).
     """
 
     kind: str
