@@ -50,7 +50,10 @@ COMPILED = PACKAGE / "privacy"
 that it calls in another module changes."""
 TESTS = (
     "test_values.py",
-    *(f"{folder}/**/test_*.py" for folder in ("site", "server", "privacy", "wire", "audit")),
+    *(
+        f"{folder}/**/test_*.py"
+        for folder in ("site", "server", "privacy", "wire", "audit", "estimation")
+    ),
     "test_*.py",
     "cli/test_site.py",
 )
