@@ -111,7 +111,7 @@ def large(patients: str, rank: str) -> dict[str, Any]:
 def federate(out: str, config: str) -> dict[str, Any]:
     """Run an entire federation in one process, and time its rounds and their parts."""
     from benchmarks.parts import watch, watch_rounds
-    from dpfact_flower.runtime.serve import federate as run
+    from dpfact_flower.runtime.serve import federate_config as run
 
     seconds, rounds = watch(), watch_rounds()
     run(json.loads(config) | {"out": out})

@@ -58,6 +58,6 @@ def _rows(sites: int, scale: Scale) -> list[Row]:
         Row.of(f"{label}: a site's answer", timed(answered, *scale.timing), "s", note=note),
         Row.of(
             f"{label}: the server's sum",
-            timed(lambda: server.summed(terms, question, answers, openings), *scale.timing), "s",
+            timed(lambda: server.unmasked(terms, question, answers, openings), *scale.timing), "s",
         ),
     ]  # fmt: skip
