@@ -388,7 +388,7 @@ def _certainty(summary: Summary) -> str:
         return ""
     likely = sum(likelihood(chance) == LIKELY for chance in chances)
     found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
-    return found if likely else f"{found}; with a lower rank (auto-rank finds one), some may be"
+    return found if likely else f"{found}; more may be at a lower rank, which auto-rank looks for"
 
 
 UNITS: Mapping[Unit, str] = {

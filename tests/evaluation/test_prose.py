@@ -245,7 +245,7 @@ def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise()
     says = "2 of 3 phenotypes are likely real, judged by this run's own noise"
     assert dict(prose.headline(known))["certainty"] == says
     none = dict(prose.headline(replace(SIMULATED, false_discovery=(0.2, 0.5))))["certainty"]
-    assert none.endswith("noise; with a lower rank (auto-rank finds one), some may be")
+    assert none.endswith("noise; more may be at a lower rank, which auto-rank looks for")
     noise = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
     assert "certainty" not in dict(prose.headline(replace(known, measured=noise)))
     assert "certainty" not in dict(prose.headline(SIMULATED))
