@@ -24,7 +24,9 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 _logger = logging.getLogger(__name__)
 _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 _MAY_CHANGE = ("sites", "min-sites", "round-timeout", "wait-timeout", "grace", "preflight")
-"""Run settings that may change on resume, unless a patient-mode plan depends on the setting."""
+"""Run settings that may change on resume."""
+_PLANNED = ("start_share", "refine_rounds", "bound")
+"""Privacy settings that patient mode plans, from the expected number of sites among others."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -215,8 +217,8 @@ class Coordinator:
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {short}, and later rounds build on this one. "
-                f"{_why(failed)}. Nothing that was charged is lost: continue with resume = true, "
-                "once the sites are back"
+                f"{_why(failed)}. Nothing that was charged is lost: continue with resume = true "
+                "once the sites are back, or with a lower min-sites"
             )
         else:
             _logger.warning("round %d: %s: the global model is unchanged", round_number, short)
@@ -252,6 +254,15 @@ class Coordinator:
             "shape": self.feature_shape,
         }
 
+    def _keep_planned(self, began: PrivacySettings) -> None:
+        """Keep the values planned when the run began, also if other sites are expected now."""
+        given, default = self._given_privacy, PrivacySettings()
+        open_ = [name for name in _PLANNED if getattr(given, name) == getattr(default, name)]
+        planned = {name: getattr(began, name) for name in open_}
+        if replace(self.privacy, **planned) != self.privacy:
+            self._given_privacy = replace(given, **planned)
+            self._plan()
+
     def _update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         self.rule.update(round_number, replies)
 
@@ -279,6 +290,8 @@ class Coordinator:
         began_with = stored.get("secure-sites", 0)
         if self.secure and began_with not in (0, self.secure.sites):
             self.resize(began_with)
+        if self.rule.plan:
+            self._keep_planned(PrivacySettings.from_config(stored))
         self.run = replace(self.run, job=self.run.job or stored["job"])
         expected = self._identity()
         if differing := [key for key in expected if expected[key] != stored.get(key)]:

@@ -1,4 +1,4 @@
-"""Measure the likelihood of hidden cells under models with different losses and pyttb's `gcp_opt`.
+"""Measure the likelihood of hidden cells under models of this package, pyttb and GenTen.
 
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
     python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000
@@ -11,6 +11,7 @@ divided by the sum of its values for that patient. The baseline is the frequency
 """
 
 import argparse
+import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -104,6 +105,29 @@ def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
     return learn
 
 
+def _to_pyttb(cohort: Cohort, loss: str) -> Any:
+    """Return all patients' tensor for pyttb and GenTen, with ones as values for `bernoulli`."""
+    from pyttb.sptensor import sptensor  # noqa: PLC0415 - only for comparison
+
+    whole = pooled(cohort)
+    values = np.ones(whole.nnz) if loss == "bernoulli" else whole.values.astype(np.float64)
+    return sptensor(whole.indices.astype(np.int64), values[:, None], whole.shape)
+
+
+def gcp_sgd(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
+    """Return a function that fits pooled patients with GenTen's Adam on stratified samples."""
+
+    def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
+        pygenten = importlib.import_module("pygenten")
+        model, _, _ = pygenten.gcp_sgd(
+            _to_pyttb(cohort, loss), type=loss, rank=rank, seed=seed + 1, maxiters=epochs,
+            printitn=0,
+        )  # fmt: skip
+        return tuple(factor.astype(np.float32) for factor in model.factor_matrices[1:])
+
+    return learn
+
+
 def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
     """Return a function that fits pooled patients with pyttb's Adam on stratified samples."""
 
@@ -112,11 +136,8 @@ def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
         from pyttb.gcp.handles import Objectives  # noqa: PLC0415
         from pyttb.gcp.optimizers import Adam  # noqa: PLC0415
         from pyttb.gcp_opt import gcp_opt as fit  # noqa: PLC0415
-        from pyttb.sptensor import sptensor  # noqa: PLC0415
 
-        whole = pooled(cohort)
-        values = np.ones(whole.nnz) if loss == "bernoulli" else whole.values.astype(np.float64)
-        tensor = sptensor(whole.indices.astype(np.int64), values[:, None], whole.shape)
+        tensor = _to_pyttb(cohort, loss)
         objective = {"poisson": Objectives.POISSON, "bernoulli": Objectives.BERNOULLI_ODDS}[loss]
         np.random.seed(seed)  # noqa: NPY002 - pyttb draws from this
         model, _, _ = fit(
@@ -145,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = ("squared", "poisson", "bernoulli")
     ways = {f"federated, {loss}": federated(loss, given.rounds) for loss in names}
     ways |= {f"gcp_opt, {loss}": gcp_opt(loss, given.epochs) for loss in names[1:]}
+    if importlib.util.find_spec("pygenten"):
+        ways |= {f"GenTen, {loss}": gcp_sgd(loss, given.epochs) for loss in names[1:]}
     if given.epsilon:
         ways = {f"patient mode, {loss}": private(loss, given.epsilon) for loss in names}
     print("| data | factors | log-likelihood of a hidden cell |\n|---|---|---|")  # noqa: T201

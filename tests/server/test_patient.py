@@ -175,6 +175,20 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
 # --- resuming
 
 
+def test_a_resumed_run_keeps_its_plan_when_other_sites_are_expected(tmp_path):
+    many = {"privacy": replace(OPEN, patients=2_000), "sites": 60, "min_sites": 50}
+    first, fewer = make(tmp_path, **many), {**many, "sites": 0, "min_sites": 2}
+    first.begin()
+    with pytest.raises(QuorumError, match="or with a lower min-sites"):
+        close(first, 1)
+    assert make(**fewer).privacy != first.privacy
+    again = make(tmp_path, resume=True, **fewer)
+    assert again.privacy == first.privacy
+    assert go_to(again, 2).rule.plan.releases == first.rule.plan.releases
+    with pytest.raises(StateError, match="start-share"):
+        make(tmp_path, resume=True, **{**fewer, "privacy": replace(OPEN, start_share=0.5)})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
 @pytest.mark.parametrize("split", [1, 2, 4])
