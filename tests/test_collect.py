@@ -152,6 +152,12 @@ def test_who_connects_late_is_asked_where_later_rounds_build_on_it(exchange, pol
     assert said == {2: "release"} | ({3: "release"} if asked else {})
 
 
+def test_who_connects_after_half_the_time_is_asked_once(exchange):
+    answers = {2: [(450, "release")] * 2, 3: [(60, "release")] * 2}
+    _, network = exchange(answers, REQUIRED, online={3: [(350, NEVER)]})
+    assert len(network.asked[3]) == 1
+
+
 @pytest.mark.parametrize(("policy", "came"), [(REQUIRED, "release"), (CHARGED, None)])
 def test_who_is_there_but_missing_is_asked_at_the_end_where_it_matters(exchange, policy, came):
     """For example, it was stopped for the whole round, or disconnected after the charge."""

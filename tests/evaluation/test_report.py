@@ -28,7 +28,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_names,
     write_replications,
 )
-from dpfact_flower.evaluation.tables import Replication
+from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
@@ -394,6 +394,22 @@ def test_the_words_of_the_overview_are_explained_below_it(run):
     write_replications(run, [Replication("other", "without noise", RANK, ())])
     assert "no epsilon covers these words" in Page(run).texts["phenotypes"]
     assert "up to 10 % (likely real)" in shown
+
+
+def test_the_list_of_patterns_to_report_leaves_out_the_doubtful_and_the_methods_have_no_gaps(run):
+    found = tuple(Pair(number, number, 0.9, 0.7, 0.5) for number in (1, 2))
+    write_replications(run, [Replication("other", "", RANK, found)])
+    for chances, listed in ([0.1, 0.6, 0.1, 0.3], "1. First"), ([0.6] * RANK, "none. First"):
+        change(run / "summary.json", lambda own, p=chances: own.update(false_discovery=p))
+        page = Page(run)
+        assert f"neither doubtful nor not found: {listed}" in page.texts["phenotypes"]
+    methods = " ".join(page.texts["methods"].split())
+    for part in ("260 patients [source, years and exclusions]", "2 simulated sites [how]",
+                 "4 phenotypes [how this number was chosen]", "ε = 4.000 and δ = 1e-05",
+                 "matched a phenotype in another run"):  # fmt: skip
+        assert part in methods
+    change(run / "summary.json", lambda own: own.update(privacy="none", claim=NO_CLAIM, spent=None))
+    assert "No noise was added, and no privacy guarantee holds" in Page(run).texts["methods"]
 
 
 def test_failures_are_gathered_and_missed_quorums_named(run):

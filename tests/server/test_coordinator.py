@@ -158,9 +158,11 @@ def test_the_order_of_replies_does_not_change_a_bit():
 def test_below_the_quorum_nothing_moves_and_the_record_says_so(sites, caplog):
     coordinator = make(min_sites=2)
     before = coordinator.factors
-    record = close(coordinator, 1, sites)
+    replies = [make_reply(site, 1) for site in sites]
+    record = coordinator.close_round(1, replies, (), quorum_seconds=5.0)
     assert_bits(coordinator.factors, before)
     assert not record.updated
+    assert record.quorum_seconds == 0.0
     assert record.sites == tuple(sites)
     assert f"{len(sites)} usable replies, the quorum is 2" in caplog.text
     assert not close(coordinator, 2, "abb").updated  # two sites with one name do not count
