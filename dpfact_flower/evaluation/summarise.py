@@ -85,6 +85,7 @@ def summarise(
         measured=measures,
         row_unit=cohort.row_unit if cohort else PATIENT,
         false_discovery=coordinator.rule.false_discovery,
+        read_report=cohort.read_report if cohort else (),
     )
     return summary, tables
 

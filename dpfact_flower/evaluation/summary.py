@@ -176,6 +176,7 @@ class Summary:
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
     the model. `row_unit` names what a row of the tensor represents, such as ``patient``.
     `false_discovery` lists each phenotype's estimated probability of being a false discovery.
+    `read_report` is the simulated cohort's (see `Cohort`).
     `spent` is None in a run without noise, and `measured` is None in a deployment.
     """
 
@@ -192,6 +193,7 @@ class Summary:
     exchange: Exchange
     measured: Measured | None
     false_discovery: tuple[float, ...] = ()
+    read_report: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def errors(self) -> Errors | None:
