@@ -129,7 +129,8 @@ def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
 def test_a_delta_too_large_for_the_cohort_is_said_before_the_start(caplog, delta, warned):
     make(privacy=replace(CODES, patients=50, delta=delta))
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert any(text.startswith("plan: delta 0.007 is large for 16") for text in said) is warned
+    warnings = [text for text in said if text.startswith("plan: delta 0.007 is large for 16")]
+    assert [text.endswith("choose delta = 0.001") for text in warnings] == [True] * warned
 
 
 # --- determinism and quorum
