@@ -230,7 +230,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
             "make them differ in letters, digits, dots, hyphens or underscores"
         )
     blank = count_rows(connection, "named", "given = ''")
-    count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank, warn=True)
+    count(connection, "sites", f"patients without a site, now at {UNKNOWN_SITE}", blank, warn=True)
     renamed = connection.execute(
         """SELECT given, site, count(*) FROM named WHERE given NOT IN ('', site)
            GROUP BY ALL ORDER BY given"""

@@ -128,7 +128,7 @@ def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, wr
     cohort = events.read(tables, "region", sites=sites)
     assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
     assert "sites.csv: patients with events who are not in it, left out: 2" in caplog.text
-    assert "sites: patients of no site, who are at unknown: 1" in caplog.text
+    assert "sites: patients without a site, now at unknown: 1" in caplog.text
 
 
 LISTS = (Vocabulary("procedures", ("40", "9999")), Vocabulary("diagnoses", ("4019", "41401")))
