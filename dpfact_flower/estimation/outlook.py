@@ -1,7 +1,7 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
-The forecast is the chance that all models of a real cohort beat every fit to shuffled patients, as
-in the test in docs/results.md. The chance depends only on the run's strength (see `chance_of`).
+The forecast is the chance that all models of a real cohort beat every model of shuffled patients in
+the test of docs/results.md. This chance depends only on the run's strength (see `chance_of`).
 """
 
 import math
@@ -45,7 +45,7 @@ class Lever(NamedTuple):
 
     @property
     def text(self) -> str:
-        """`good` as text, with two digits and rounded up. `rank` and `codes` are not rounded."""
+        """Text of `good`, rounded up to two digits (exact for ranks and numbers of codes)."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -54,12 +54,12 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The forecast for a plan, based only on public facts. Unknown numbers are NaN.
+    """The forecast for a plan, computed from public facts alone. Unknown numbers are NaN.
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
     the starting release's signal-to-noise ratio (`Facts.start_signal`). `chance` is the probability
-    that all models of a real cohort with these facts beat every fit to shuffled patients. The most
-    helpful `levers` come first.
+    that all models of a similar real cohort beat every model of shuffled patients. `levers` starts
+    with the most helpful change.
     """
 
     verdict: Verdict
@@ -72,8 +72,8 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` excludes the patients' data. `server` is 0 if the number of sites is unknown. If a run
-    has many codes, `codes` proposes a smaller selection.
+    `memory` excludes the patients' data. `server` (the server's memory) is 0 if the number of sites
+    is unknown. If a run has many codes, `codes` proposes a smaller selection.
     """
 
     memory: int
@@ -121,7 +121,7 @@ def needs_of(plan: PatientPlan) -> Needs:
 def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    The strength is proportional to the number of patients and to mu of Gaussian differential
+    A run's strength is proportional to the number of patients and to mu of Gaussian differential
     privacy. Doubling the rank or the number of codes divides the strength by sqrt(2).
     """
     facts, lacking = plan.facts, GOOD_STRENGTH / strength
@@ -181,7 +181,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Describe the change that makes the verdict good, or return "" if there is none."""
+    """Describe the change that would make the verdict good, or return "" if no change would."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

@@ -1,9 +1,9 @@
-"""Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
+"""Fit all sites' co-occurrences at once, by least squares.
 
-P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
-is site t's usage (weight) of each column of F. The diagonal of P_t is not released and does not
-affect the fit. Exact coordinate descent updates F row by row, and then the usages. The product
-``P_t F`` is slow to compute, so it is updated only once per `_BLOCK` rows.
+``F diag(d_t) F^T`` is fitted to the matrix P_t of site t's noisy co-occurrences. F >= 0 stacks all
+modes' feature factors, and d_t >= 0 is site t's usage (weight) of each column of F. The matrices'
+diagonals are not released and not fitted. Exact coordinate descent updates F row by row, and then
+the usages. Products of the matrices and F are slow, so they are updated once per `_BLOCK` rows.
 """
 
 import math
@@ -50,14 +50,14 @@ def summed(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """Return ``P_t F`` for every site t, as an array of shape (sites, codes, phenotypes)."""
+    """Multiply each site's matrix by F, to an array of shape (sites, codes, phenotypes)."""
     codes, count, _ = sites.shape
     flat = sites.reshape(codes, -1).T  # the matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
 
 
 def pairs_gram(F: Floats) -> Floats:
-    """Return <f_r f_r^T, f_s f_s^T> without diagonal entries, for all columns f_r, f_s of F."""
+    """Return the inner products of f f^T and g g^T off the diagonal, for all columns f, g of F."""
     gram, squares = F.T @ F, F * F
     return np.asarray(gram * gram - squares.T @ squares)
 
@@ -72,9 +72,9 @@ def fit_pairs(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code improves the fit by more than would noise of standard
-    deviation `threshold` in each entry of P_t. The fit ends early if a step changes `explained` by
-    less than the fraction `settled`.
+    A code stays in a factor only if the code improves the fit by more than noise would, if each
+    co-occurrence had noise of standard deviation `threshold`. The fit ends early if a step changes
+    the value of `explained` by less than the fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -94,14 +94,14 @@ def fit_pairs(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit the usages `d` >= 0 in place. See `inner` for `target`, and `pairs_gram` for `system`."""
+    """Fit the usages `d` >= 0 in place, given the results of `inner` and `pairs_gram`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
 
 
 def inner(products: Sites, F: Floats) -> Floats:
-    """Return ``f_r^T P_t f_r`` for each site t and phenotype r, as an array (sites, phenotypes)."""
+    """Return ``f^T P f`` for each site's matrix P (in rows) and each column f of F (in columns)."""
     return np.asarray(np.einsum("tjr,jr->tr", products, F))
 
 
@@ -110,7 +110,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Minimise the error over one row of F at a time. Update F and `products` (``P_t F``)."""
+    """Fit the rows of the factors `F` one at a time, and update `F` and the sites' `products`."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -124,7 +124,7 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 @compiled()
 def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
-    """Minimise ``x Q x / 2 - <b, x>`` over x >= 0, where Q is `system` and `slope` is b - Q x."""
+    """Minimise a quadratic over x >= 0 with Hessian `system` and negative gradient `slope`."""
     for _ in range(sweeps):
         for r in range(len(x)):
             if system[r, r] > 1e-12:
@@ -141,7 +141,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Write row ``first + place`` of ``sum_t d_t * (P_t F)`` to `out`. F includes `change`."""
+    """Write one row of the sum over sites of `products` times usages to `out`. Include `change`."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):
@@ -157,7 +157,7 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise the error over a block of F's rows. Update `gram`, and fill `change`."""
+    """Fit one block of rows of `F`, update `gram`, and write the rows' changes to `change`."""
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
     for place in range(len(change)):

@@ -25,7 +25,7 @@ LEADING = 1 / 3
 def scores(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float64]:
-    """Return scores of shape (patients, phenotypes). Scores must not leave the site."""
+    """Return patients' scores, of shape (patients, phenotypes). Scores must not leave the site."""
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
     norms = column_weights(tuple(factor.astype(np.float64) for factor in features))
     return np.asarray(fitted * norms)
@@ -43,13 +43,13 @@ def has_phenotype(scores: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return a mask of each phenotype's leading codes in one mode, shape (codes, phenotypes)."""
+    """Return a mask (codes, phenotypes) of each phenotype's leading codes in one mode."""
     weights = np.abs(factor)
     return np.asarray((weights > 0) & (weights >= LEADING * weights.max(axis=0)))
 
 
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
-    """Return a sparse array of shape (patients, codes), with a 1 for each code of each patient."""
+    """Return a sparse array of shape (patients, codes), with a 1 for each code of a patient."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))

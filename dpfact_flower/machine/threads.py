@@ -1,4 +1,4 @@
-"""Run independent parts of a computation in threads without affecting the result.
+"""Run independent parts of a computation in threads, with the same result as in one thread.
 
 The parts and the order of their results do not depend on the number of threads.
 """
@@ -21,9 +21,9 @@ _Result = TypeVar("_Result")
 
 
 def thread_count() -> int:
-    """Return the number of threads: ``OMP_NUM_THREADS``, or else one per available processor.
+    """Return ``OMP_NUM_THREADS`` if it is set, or else the number of available processors.
 
-    In a thread that `in_order` started, the number is 1, because all processors are in use.
+    In a thread that `in_order` started, return 1, because all processors are in use.
     """
     if getattr(_here, "is_worker", False):
         return 1
@@ -38,8 +38,8 @@ def thread_count() -> int:
 class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
-    The setting is global, so the last thread to leave the context restores the old value. Enter the
-    context before starting threads, because OpenBLAS may ignore changes made by a worker thread.
+    The last thread to leave the context restores BLAS's number of threads, which is global. Enter
+    the context before starting threads, because OpenBLAS may ignore changes by worker threads.
     """
 
     def __init__(self) -> None:

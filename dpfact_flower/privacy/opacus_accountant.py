@@ -47,7 +47,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         self.history: list[_Step] = []  # in Opacus' format, because Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Record a step. A rate of 1 means a full batch. A rate below 1 means Poisson sampling."""
+        """Record a step on a full batch (`sample_rate` 1) or on a Poisson sample (below 1)."""
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
             self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)

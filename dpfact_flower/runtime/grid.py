@@ -47,7 +47,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The record of the only run, which is empty except for the run's id."""
+        """The only run's record, which contains nothing except the run's id."""
         return Run.create_empty(_RUN_ID)
 
     def create_message(
@@ -66,7 +66,7 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the nodes. A node's registered name is the `site` in the node's config."""
+        """Return the nodes. A node's registered name is the node config's value of `site`."""
         sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
         return [NodeInfo(node_id=node, name=sites.get(node, "")) for node in self.get_node_ids()]
 
@@ -81,7 +81,7 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to the given messages, except for replies already pulled."""
+        """Return the replies to the given messages, except replies that were already returned."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(

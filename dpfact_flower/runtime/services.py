@@ -1,12 +1,12 @@
-"""Flower's SuperLink and SuperNode as services: `dpfact superlink` and `dpfact site connect`.
+"""Run Flower's SuperLink or SuperNode as a service (`dpfact superlink`, `dpfact site connect`).
 
 A service exits when any of its threads or its helper process fails, so that systemd restarts the
-service. The two commands work around the following faults in Flower:
+service. The services work around the following faults in Flower:
 
 - Flower does not restart the SuperExec (the SuperLink's helper that starts ServerApps) if the
   SuperExec is killed. All runs then stay `pending`.
 - The SuperLink waits only five seconds for its own database. If two runs on a slow machine keep the
-  database busy for longer, the SuperExec and all ServerApps exit.
+  database busy for more than five seconds, the SuperExec and all ServerApps exit.
 - If the SuperNode's connection fails unexpectedly, one thread ends but the SuperNode does not.
 - If the executor is killed while it sends a reply, the SuperNode waits forever for the reply.
 - The SuperNode sends a reply only after it has received another message.
@@ -104,7 +104,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def extend_database_timeout() -> None:
-    """Increase how long Flower's SuperLink, if imported later, waits for a busy database."""
+    """Make a SuperLink that is imported after this call wait longer for a busy database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -127,7 +127,7 @@ def _helper_has_ended() -> bool:
 
 
 def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make `pull` return a run with an unsent reply if no run has a message to fetch."""
+    """If no run has a message to fetch, make `pull` return a run that has an unsent reply."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -24,7 +24,7 @@ def rule_for(
     privacy: PrivacySettings,
     run: RunSettings,
 ) -> ServerRule:
-    """Create the rule that `run` names, or the privacy mode's default rule if `run` names none."""
+    """Create a run's rule: the rule named in `run`, or else the privacy mode's default rule."""
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":
         raise SettingsError(

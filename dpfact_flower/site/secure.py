@@ -92,8 +92,8 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage of a secure sum against the hospital's settings, keys and earlier answers.
 
-    A preflight has no secure sum, so return None. Ignore the stored state unless the site has
-    already answered this request (`answered`). Do not read patients' data.
+    Return None for a preflight, which has no secure sum. Ignore the stored state unless the site
+    has already answered this request (`answered`). Do not read patients' data.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -160,7 +160,7 @@ class _Files:
         return self.folder.parent / _PENDING
 
     def job(self, terms: keys.Terms) -> sums.JobSecrets | None:
-        """Return the key that was made for `terms`, or None if the site has no such key."""
+        """Return the key that was made for a job's `terms`, or None if there is no such key."""
         candidates = [self._kept(self.folder / _JOB)]
         with suppress(StateError):  # a damaged pending key must not stop all jobs
             candidates.append(self._kept(self._pending))

@@ -32,7 +32,7 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Initial step size: the step size of the previous round, limited to `settings.eta`."""
+        """Initial step size: the previous round's step size, but at most `settings.eta`."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
@@ -65,7 +65,7 @@ def squared_loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> f
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return half the squared distance of feature factors from anchors. Weight rows by `visits`."""
+    """Return half the squared distance of feature factors from anchors, weighted by `visits`."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
@@ -87,5 +87,5 @@ def curvature(factors: Sequence[Array]) -> float:
 
 
 def group_norm(patients_gram: Array) -> float:
-    """Return ``||A^T||_{2,1}``, equation (l21), from the Gram matrix of the patients' factor A."""
+    """Return the sum of the norms of a factor's columns, equation (l21), from its Gram matrix."""
     return float(np.sqrt(np.diag(patients_gram)).sum())

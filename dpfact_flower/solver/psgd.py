@@ -2,23 +2,23 @@
 
 Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors (the
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
-times the number of entries in that row. In the local objective (norm), the weight is gamma.
+times the number of entries in that row. In the local objective (norm), each row has weight gamma.
 
 A pass is undone if both the local objective and the objective of the pass rise, or if the objective
-of the pass is not finite. If `clip` is positive, a pass that raises both objectives is still
-accepted if its loss is at most a constant model's (`Loss.of_nothing`). The solver repeats an undone
-pass with half the step size. After an accepted pass, the step size grows by 5 %. A small step
-lowers the objective of the pass, but may raise the local objective if the anchors are far away.
+of the pass is not finite. With a positive `clip`, a pass that raises both objectives is still
+accepted if its loss is at most a constant model's loss (`Loss.of_nothing`). The solver repeats an
+undone pass with half the step size. After an accepted pass, the step size grows by 5 %. A small
+step lowers the objective of the pass, but may raise the local objective far from the anchors.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
-sum over non-zero cells is exact. Over zero cells, the sum of the loss's linear term is exact, and
-the sum of the other terms is estimated from a sample that `psgd` draws once.
+loss over non-zero cells is computed exactly. Over zero cells, the loss's linear term is computed
+exactly, and its other terms are estimated from a sample that `psgd` draws once.
 
 If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
-Gradients of losses with a logarithm are large where the model is close to zero. The length of each
-row's step is therefore limited to sqrt(eta), the length of an implicit gradient step that starts at
-0. Patients' rows are longer than feature rows and are visited less often. Patients' steps are
-therefore scaled by the mean squared length of patients' rows, divided by that of feature rows.
+Gradients of losses with a logarithm are large where the model is close to zero. Each row's step is
+therefore at most as long as an implicit gradient step from 0, that is, sqrt(eta) for step size eta.
+Patients' rows are longer than feature rows and are visited less often. Steps of patients' rows are
+therefore multiplied by the ratio of patients' to feature rows' mean squared lengths.
 """
 
 import math
@@ -64,8 +64,8 @@ class Value:
 def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
-    The proximal step, equation (an2), can set a column of the patients' factor to zero. A zero
-    column becomes non-zero again only if one pass's gradient steps move it by more than eta * mu.
+    The proximal step can set a column of the patients' factor to zero. A zero column stays zero
+    unless the gradient steps of a pass exceed eta * mu (step size times penalty).
     """
     settings = problem.settings
     state = _State(problem)
@@ -99,7 +99,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
 
 
 class _State:
-    """The data, factors (views of one stack) and constants that all passes of one site use."""
+    """The data, factors and constants of a site's passes. The factors are views of `stack`."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
@@ -126,7 +126,7 @@ class _State:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Make a pass with zero cells drawn from `model`, and then shrink the patients' columns."""
+        """Visit all entries and some zero cells drawn by `model`, then shrink patients' columns."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -169,7 +169,7 @@ class _State:
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def accepts(self, now: Value, before: Value) -> bool:
-        """Return whether to accept a pass, given the values `before` and after (`now`) the pass."""
+        """Return whether to accept a pass that changed the values from `before` to `now`."""
         return math.isfinite(now.pass_objective) and (
             now.objective <= before.objective
             or now.pass_objective <= before.pass_objective
@@ -178,7 +178,7 @@ class _State:
 
 
 def _length(factor: Array, weights: Array) -> float:
-    """Return the mean squared length of a factor's rows, weighted by `weights`."""
+    """Return the weighted mean of the squared lengths of a factor's rows."""
     squares = np.square(factor, dtype=np.float64).sum(axis=1)
     return float(squares @ weights) / max(int(weights.sum()), 1)
 
@@ -186,7 +186,7 @@ def _length(factor: Array, weights: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells, or over entries if `zeros` is false, from a sample."""
+    """Estimate the loss over all cells (non-zero cells if `zeros` is false) from a sample."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):
@@ -202,10 +202,10 @@ def _sampled_loss(
 def shrink_columns(A: Array, threshold: float) -> None:
     """Reduce each column's norm by `threshold`, but not below 0, in place.
 
-    The result is the proximal operator of ``threshold * ||A^T||_{2,1}``, equation (an2). After a
+    The result is the proximal operator of `threshold` times the l2,1 norm, equation (an2). After a
     gradient step of size eta, the threshold is eta * mu, not mu as in the DPFact paper's equation
-    (prox). For non-negative factors, first set negative entries to 0. Setting negative entries to 0
-    and then shrinking is the proximal operator of the penalty plus the non-negativity constraint.
+    (prox). For non-negative factors, first set negative entries to 0. The result is then the
+    proximal operator of the penalty plus the non-negativity constraint.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -77,7 +77,7 @@ class SparseTensor:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of all modes except the patients'. These sizes are the same at all sites."""
+        """Sizes of all modes except mode 0. All sites have the same sizes."""
         return self.shape[1:]
 
     @property
@@ -93,7 +93,7 @@ class SparseTensor:
         )
 
     def parts(self) -> Iterator[slice]:
-        """Return slices of the non-zeros, short enough that temporary arrays stay small."""
+        """Return slices of the non-zero cells, short enough that temporary arrays stay small."""
         return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
 
     def to_dense(self) -> NDArray[np.float64]:
@@ -158,9 +158,9 @@ class SparseTensor:
 
 
 class RMSE(NamedTuple):
-    """Root mean square errors over all cells, including zeros, and over only the non-zeros.
+    """Root mean square errors over all cells, and over the non-zero cells alone.
 
-    `nonzeros` is None if not measured.
+    `nonzeros` is None if the error on non-zero cells was not measured.
     """
 
     all_cells: float
@@ -172,7 +172,7 @@ class SquaredError:
     """Sums of squares that determine the error measures. Use ``+`` to add several sites' sums.
 
     For data X and a model M, `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the
-    contribution of the non-zero cells to `all_cells`, or None if not measured.
+    non-zero cells' part of `all_cells`, or None if this part was not measured.
     """
 
     all_cells: float
@@ -210,7 +210,7 @@ class SquaredError:
     def fit(self) -> float:
         """Fraction of the data X that a model M explains, ``1 - ||X - M||^2 / ||X||^2``.
 
-        The fit can be negative. Tensor Toolbox and pyttb instead use ``1 - ||X - M|| / ||X||``.
+        The fit can be negative. Tensor Toolbox and pyttb omit squares: ``1 - ||X - M|| / ||X||``.
         """
         self._need_nonzeros()
         return 1.0 - self.all_cells / self.data
@@ -290,7 +290,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """If any entry is wrong, raise an error with the number and first position of wrong entries."""
+    """If entries are wrong, raise an error with their number and the first wrong position."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

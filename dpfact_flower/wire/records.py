@@ -1,8 +1,8 @@
 """Convert requests and replies to and from Flower's records.
 
 The current and the legacy strategy both use the layout of Flower's compatibility layer (`fitins`,
-`fitres`). A `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The records' names
-are copied here, because the Flower module that defines them has moved between versions.
+`fitres`), which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. The records' names are
+copied here, because the Flower module that defines them has moved between versions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return the number of bytes that Flower sends for messages, including the objects in them."""
+    """Return the number of bytes that Flower sends for messages, including nested objects."""
     with no_object_id_recompute():
         stored = [part for message in messages for part in get_all_nested_objects(message).values()]
         return sum(len(part.deflate()) for part in stored)

@@ -1,4 +1,4 @@
-"""Store a ledger's rows, key and newest head on disk."""
+"""Store a ledger's rows, secret key and newest head (row count and hash) on disk."""
 
 import hashlib
 import hmac
@@ -50,12 +50,12 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence["LedgerRow"]) -> Self:
-        """Return the head of a ledger with the given rows."""
+        """Return the head (row count and newest hash) of a ledger with the given rows."""
         return cls(len(rows), rows[-1].hash if rows else START)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a head from its text form."""
+        """Parse a head from its text form, ``ROWS:HASH``."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {shown(text)}")
@@ -68,7 +68,7 @@ class LedgerRow:
 
     `payload_kept` is true if the ledger stores the released bytes. If the bytes are not stored,
     `payload_sha256` is a keyed hash. `recorded` is the time of the request in UTC. `shapes` is
-    empty if nothing left the site, and `events` is empty if values left the site without noise.
+    empty if no values left the site. `events` is empty if values left the site without noise.
     """
 
     number: int
@@ -106,7 +106,7 @@ class LedgerRow:
 
 
 def chained(previous: str, document: str) -> str:
-    """Return a row's hash, the SHA-256 of the previous row's hash and of the row's document."""
+    """Compute a row's hash (SHA-256) from the previous row's hash and the row's document."""
     return digest_of(f"{previous}\n{document}".encode())
 
 
@@ -162,7 +162,7 @@ PRAGMA user_version = {_VERSION};
 
 
 def create_ledger(path: Path) -> None:
-    """Create a complete, empty ledger on disk unless a ledger already exists."""
+    """Create an empty ledger on disk in one step, unless a ledger already exists."""
     files.private_folder(path.parent)
     try:
         with closing(sqlite3.connect(":memory:")) as empty:
@@ -221,14 +221,14 @@ def head_file(ledger: Path) -> Path:
 
 
 def noted_head(ledger: Path) -> Head | None:
-    """Return the head in the head file. Return None if the file is missing or cannot be read."""
+    """Return the head in the head file, or None if the head file is missing or cannot be read."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())
     return None
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Store the newest head. Ignore write errors, because the ledger already contains the row."""
+    """Store the newest head. Ignore write errors, because the ledger itself is already on disk."""
     with suppress(Exception), files.replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
 

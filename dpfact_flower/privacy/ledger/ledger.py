@@ -98,7 +98,7 @@ class Ledger:
         return payload, digest_of(payload)
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return the charged events of `job` or, if None, of all jobs, oldest first."""
+        """Return the charged events, oldest first, of `job`, or of all jobs if `job` is None."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
@@ -112,11 +112,11 @@ class Ledger:
     ) -> Head:
         """Record a release and its cost on disk before the release is sent.
 
-        Return the ledger's new head, which the caller should write to the site's log. For a share,
-        or for values without noise, the ledger stores only a keyed hash. If `charge` raises an
-        exception, the release must not be sent. Recording the same release again has no effect.
-        Raise a StateError if the ledger has a later round of the job, or a different release for
-        the round. Also raise a StateError if the data has changed within the job.
+        Return the ledger's new head, which the caller should write to the site's log. For a share
+        of a secure sum, or for values without noise, the ledger stores only a keyed hash. If
+        `charge` raises an exception, the release must not be sent. Recording the same release again
+        has no effect. Raise a StateError if the ledger has a later round of the job, or a different
+        release for the round. Also raise a StateError if the data has changed during the job.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
@@ -271,7 +271,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if a row's released bytes have changed, or are missing but required."""
+    """Yield a problem if a row's released bytes have changed, or are required but missing."""
     if payload is None and not all(event.shared for event in row.events):
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -292,7 +292,7 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
 def back_up(folder: Path, target: Path) -> Head:
     """Copy the ledger from a site's folder to `target`, and check the copy.
 
-    Return the copy's head. Store the head elsewhere, to detect later changes to the copy.
+    Return the copy's head, which the caller should store elsewhere to detect changes to the copy.
     """
     path = target / LEDGER
     with Ledger(folder, create=False) as ledger, translated(path):
@@ -307,7 +307,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that ends before that head.
+    `noted` is the last ledger head in the site's log. Refuse a backup that ends before `noted`.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)

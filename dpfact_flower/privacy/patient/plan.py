@@ -4,9 +4,9 @@ The server and the sites compute the same plan from public settings, without pat
 constants below come from experiments (docs/explanation/start.md).
 
 The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
-finds the largest Gaussian-DP parameter mu for the reduced values. All releases together have the
-zCDP cost ``rho = mu^2 / 2``. If the proof for discrete noise does not apply, as for epsilon above
-500, `total_rho` uses zCDP. For the plan, `account` returns at most the run's epsilon.
+finds the largest Gaussian-DP parameter mu for the reduced values. In zCDP, a Gaussian-DP parameter
+mu costs ``mu^2/2``. If the proof for discrete noise does not apply, as for epsilon above 500,
+`total_rho` uses zCDP. For a planned run, `account` returns at most the run's epsilon.
 """
 
 import math
@@ -179,7 +179,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """The zCDP costs of the code counts, of the start and of each refinement.
+    """The zCDP costs of three kinds of releases: the code counts, the start and each refinement.
 
     `codes` may be 0. `share` is the start's share of the budget that remains after the code counts.
     Every mode is refined `rounds` times.

@@ -6,9 +6,9 @@ numba. A vector is a group of registers that holds all or part of a factor matri
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles a separate kernel, with unrolled loops, for each number of registers. A
-`pointer` and an offset, counted in values, specify a memory location. Bounds are not checked.
-Kernels pass pointers instead of arrays, because numba counts references to arrays. A pointer does
-not keep its array alive, so the kernel's caller must keep it alive. Scalar operands are broadcast.
+memory location is a `pointer` and an offset, counted in values. Bounds are not checked. Kernels
+pass pointers instead of arrays, because numba counts references to arrays. A pointer does not keep
+its array alive, so the kernel's caller must keep the array alive. Scalar operands are broadcast.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def read(_: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def zeros(_: Any, registers: Any, start: Any) -> Any:
-    """Return a vector of zeros that has the same type as the values at `start`."""
+    """Return a vector of zeros with the number type of the values at `start`."""
 
     def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
