@@ -1,9 +1,9 @@
 """Fit all sites' co-occurrences at once, by least squares.
 
-``F diag(d_t) F^T`` is fitted to the matrix P_t of site t's noisy co-occurrences. F >= 0 stacks all
-modes' feature factors, and d_t >= 0 is site t's usage (weight) of each column of F. The matrices'
-diagonals are not released and not fitted. Exact coordinate descent updates F row by row, and then
-the usages. Products of the matrices and F are slow, so they are updated once per `_BLOCK` rows.
+The fit to site t's matrix P_t of noisy co-occurrences is ``F diag(d_t) F^T``. The matrix F >= 0
+stacks all modes' feature factors, and d_t >= 0 is site t's usage (weight) of each column of F.
+Diagonals are not released and not fitted. Exact coordinate descent updates F row by row, and then
+the usages. Products of matrices and F are slow, so the products are updated once per `_BLOCK` rows.
 """
 
 import math
@@ -50,7 +50,7 @@ def summed(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """Multiply each site's matrix by F, to an array of shape (sites, codes, phenotypes)."""
+    """Return each site's matrix times F, as an array of shape (sites, codes, phenotypes)."""
     codes, count, _ = sites.shape
     flat = sites.reshape(codes, -1).T  # the matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
@@ -124,7 +124,7 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 @compiled()
 def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
-    """Minimise a quadratic over x >= 0 with Hessian `system` and negative gradient `slope`."""
+    """Minimise a quadratic over x >= 0. `system` is its Hessian, `slope` its negative gradient."""
     for _ in range(sweeps):
         for r in range(len(x)):
             if system[r, r] > 1e-12:
@@ -141,7 +141,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Write one row of the sum over sites of `products` times usages to `out`. Include `change`."""
+    """Sum a row of the sites' products, with `change` added and usages as weights, to `out`."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

@@ -49,7 +49,7 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
-    """Return a sparse array of shape (patients, codes), with a 1 for each code of a patient."""
+    """Return a sparse array of shape (patients, codes), with a 1 for each code of each patient."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))

@@ -127,7 +127,7 @@ def _helper_has_ended() -> bool:
 
 
 def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """If no run has a message to fetch, make `pull` return a run that has an unsent reply."""
+    """Make `pull` return a run that has an unsent reply, if no run has a message to fetch."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
