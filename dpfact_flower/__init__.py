@@ -1,6 +1,6 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-Public names are imported on first use, so that the process for each message starts quickly.
+Public names are imported on first use, so that a process that uses few of the names starts quickly.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two simulated sites get the same requests, but one site has an extra patient. Without noise, the
 sites' sums must differ by exactly the extra patient's contribution, and by at most the sensitivity.
-If no contribution reaches the sensitivity, the audit fails, because the limit is untested.
+The audit also fails if no patient's contribution comes close to the sensitivity.
 """
 
 import math
@@ -77,7 +77,7 @@ def _totals(
 
 
 def _share(moved: Integers, release: PlannedRelease) -> Fraction:
-    """Return the squared norm of the change `moved` as a fraction of the squared sensitivity."""
+    """Return the squared norm of the change `moved`, divided by the squared sensitivity."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(release.sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

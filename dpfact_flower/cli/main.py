@@ -43,8 +43,8 @@ _SETTINGS: dict[str, type[Settings]] = {
 def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
-    The tables show the library's defaults. Runs and dpfact audit take defaults from the Flower
-    App's config instead. Settings with a different default in that config are listed at the end.
+    The tables show the library's defaults. However, runs and dpfact audit take defaults from the
+    Flower App's config. The last line lists the settings whose defaults in the App's config differ.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():
@@ -109,7 +109,7 @@ def every_command(
 
 
 def main() -> None:
-    """Run the command line. Print a DPFact or file error in one line, and exit with code 2."""
+    """Run the command line. On a `DPFactError` or `OSError`, print one line and exit with 2."""
     try:
         app()
     except (DPFactError, OSError) as error:

@@ -1,7 +1,7 @@
 """Define and parse the options that several `dpfact` subcommands share.
 
-Typer below 0.21, which Flower requires, shows no help for arguments with click 8.5. Therefore, each
-command's docstring explains the arguments.
+Each command's docstring explains the arguments, because Flower requires Typer below 0.21, which
+shows no help for arguments if click 8.5 is installed.
 """
 
 import json
@@ -82,9 +82,9 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 def parse_assignments(
     texts: Sequence[str] | None, options: Collection[str] = ()
 ) -> dict[str, Scalar]:
-    """Parse ``--set`` values into a config. A value is TOML, but a string needs no quotes.
+    """Parse ``--set`` values into a config. Values are in TOML format, but strings need no quotes.
 
-    A key that is also an option of the command (`options`) is refused.
+    A setting that is also an option of the command (`options`) is refused.
     """
     config: dict[str, Scalar] = {}
     for text in texts or ():
@@ -130,7 +130,7 @@ def run_config(
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """Return a Flower App's config. Raise an error if the folder has none."""
+    """Return a Flower App's config. Raise an error if the folder contains no Flower App."""
     file = flower_app / "pyproject.toml"
     if not file.exists():
         raise SettingsError(f"--app: {flower_app} is not a Flower App: it has no pyproject.toml")
@@ -141,7 +141,8 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether a folder has `file`. If so, refuse to replace `what` unless `force` is set."""
+    """Return whether `file` is in a folder. Raise an error if `file` is there but `force` is not
+    set."""
     used = (folder / file).exists()
     if used and not force:
         raise SettingsError(

@@ -1,1 +1,1 @@
-"""The server's estimates from noisy statistics, computed at no privacy cost."""
+"""The server's estimates, computed from noisy statistics at no privacy cost."""

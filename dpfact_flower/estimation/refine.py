@@ -1,12 +1,12 @@
 """Refine one mode's global factor from the sites' noisy least-squares statistics.
 
-Patient i has the slice X_i(n), matricised in mode n, the factor a_i and the weight w_i. K is the
-Khatri-Rao product of all modes' factors except mode n's, and H is the element-wise product of the
-Gram matrices of the same factors. Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
-``G_t = sum_i w_i a_i a_i'`` with added noise. Without noise, the best factor F would minimise
-``sum_t (tr(F (G_t * H) F') / 2 - <M_t, F>)``. Refinement spends no privacy budget.
+Each site releases two matrices, M and G, with added noise. M is the MTTKRP: the product of the
+site's data and the factors of all modes except the refined mode. G is the Gram matrix of the
+patient factor. In M and G, each patient has a weight. From the matrices M and G, the server
+computes how the site's squared error depends on the refined factor. Refinement minimises all sites'
+total squared error, and spends no privacy budget.
 
-For each phenotype, sites are weighted by their estimated usage of the phenotype. With equal
+For each phenotype, each site is weighted by its estimated usage of the phenotype. With equal
 weights, the other sites' noise would hide a phenotype that occurs at only one site. An elastic term
 pulls the factor toward the previous global factor. The objective (see `Quadratic`) is minimised one
 column at a time, with a soft threshold proportional to the noise.
@@ -34,10 +34,11 @@ _LEAST = 1e-9  # smallest column energy or norm to divide by
 
 
 class Quadratic(NamedTuple):
-    """The convex function of a factor F >= 0 that `_passes` minimises.
+    """The convex objective that `_passes` minimises over all non-negative factors.
 
-    Writing Q for `curvature` and f_r for column r of F, the objective is ``tr(F Q F') / 2 -
-    <target, F>``, plus ``sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``.
+    The matrices `curvature` and `target` define a squared error. For each column, `pull` is the
+    weight of the elastic term toward the same column of `previous`, and `shrink` is the l1
+    penalty's weight.
     """
 
     target: Floats
@@ -48,13 +49,13 @@ class Quadratic(NamedTuple):
 
 
 def m_and_g(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Return M and G from a release, which contains M's rows and then G's upper triangle."""
+    """Split a release into two matrices: M, stored by rows, and G, stored as an upper triangle."""
     vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 
 def first_columns(releases: Array, size: int, rank: int, kept: int) -> Array:
-    """Remove all but the first `kept` of `rank` phenotypes from each release (row)."""
+    """Keep only the values of the first `kept` phenotypes in each site's release."""
     columns = np.concatenate([np.tile(np.arange(rank), size), np.triu_indices(rank)[1]])
     return releases[:, columns < kept]
 
@@ -69,12 +70,13 @@ def refine_factor(
     tau: int,
     pull: float,
 ) -> Factors:
-    """Update a mode's global factor from a release per site. The new factor's columns have norm 1.
+    """Update a mode's global factor from all sites' releases. The new factor's columns have norm 1.
 
     The sites computed `releases` from `factors`, and added noise of standard deviation `sigma`.
-    `shrink` is the soft threshold in standard deviations of the noise in the sum over sites. `tau`
-    is the number of passes over the columns. `pull` is the strength of the pull toward the previous
-    factor, relative to a phenotype's total usage. Columns that would become zero stay unchanged.
+    `shrink` is the soft threshold, divided by the standard deviation of the noise in the sum over
+    sites. `tau` is the number of passes over the factor's columns. The elastic term of a phenotype
+    has the weight `pull` times the phenotype's total usage. Columns that would become zero stay
+    unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -91,9 +93,9 @@ def pooled(
 ) -> Quadratic:  # fmt: skip
     """Combine the sites' least-squares problems into one convex problem (see `refine_factor`).
 
-    Let F0 be the previous factor, Q_t = G_t * H, Q = sum_t Q_t, and residual_t = M_t - F0 Q_t.
-    Column r of the target is ``(F0 Q)_r + scale_r sum_t u_tr (residual_t)_r``, with weights u_tr
-    from `site_weights` and ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``.
+    A site's residual is the released matrix M minus the M that the previous factor predicts. The
+    target is the sum of the predictions for all sites, plus a weighted sum of the residuals (see
+    `site_weights`). For each phenotype, the weighted sum is scaled up, as if all weights were 1.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
@@ -120,9 +122,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
-    The prior mean is the phenotype's total usage times the site's share of all usage. The prior
-    variance is proportional to the square of the site's share. The prior variances sum to the
-    diagonals' total squared deviation from the prior means, minus the noise's total variance.
+    An estimate is a weighted mean of the noisy value and the value to expect if all sites used the
+    phenotypes in the same proportions. The expected value has more weight at smaller sites.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -136,12 +137,11 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return a weight in (0, 1] for each site's residual of each phenotype (see `pooled`).
+    """Return each site's weight in (0, 1] for each phenotype, for use in `pooled`.
 
-    A residual's mean and variance over patients are proportional to the site's usage. Weights of
-    ``usage / (usage + noise)`` therefore maximise the signal-to-noise ratio. If noise is strong,
+    The weights maximise the signal-to-noise ratio of the sites' weighted sum. If noise is strong,
     weights are proportional to usage (a matched filter). If there is no noise, all weights are 1.
-    `noise` is the total variance of the noise in one column of a site's statistic.
+    `noise` is the variance of the noise added to a value of M, times the number of rows of M.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -149,7 +149,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Return the positive semi-definite matrix Q of `pooled`, without small entries of `gram`."""
+    """Return the positive semi-definite curvature. Ignore entries of `gram` below the noise."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -169,7 +169,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Make `tau` passes over all columns. Each step minimises the `Quadratic` over one column."""
+    """Minimise the `Quadratic` over one column at a time, in `tau` passes over all columns."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):
@@ -191,10 +191,10 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """An exponential moving average of each mode's releases. The old average has weight `share`.
+    """A moving average of each mode's releases, in which the old average has weight `share`.
 
     Rounds have independent noise, and late rounds hardly change the factors. An average of late
-    releases thus has the same signal as one of these releases, but less noise.
+    releases thus has the same signal as a single late release, but less noise.
     """
 
     def __init__(self, share: float) -> None:
@@ -204,7 +204,7 @@ class RunningAverage:
     def averaged(
         self, mode: int, sites: Sequence[str], releases: Sequence[Array], sigma: float
     ) -> Average:
-        """Average a mode's newest releases with the stored average, and store the result.
+        """Average a mode's newest releases with the stored average. Store and return the result.
 
         If `sites` has changed, the old average is discarded, because all sites need equal noise.
         """
