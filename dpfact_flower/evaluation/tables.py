@@ -1,10 +1,10 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is a number, or None if there are no patients. If the number would reveal a
-count below ten, a word replaces the number. ``<10`` means fewer than ten patients. ``most`` means
-all patients except up to nine, in a group of fewer than 100. ``nearly all`` means all patients
-except up to nine, in a group of 100 or more. ``hidden`` means that readers could derive a small
-count from the number.
+A share of patients is None if there are no patients. A word replaces a share that would reveal a
+count below ten. ``<10`` means fewer than ten patients. ``most`` means that at most nine patients
+are not counted, in a group of fewer than 100. ``nearly all`` means that at most nine patients are
+not counted, in a group of 100 or more. ``hidden`` means that readers could derive a small count
+from the share.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    The code's frequency is `observed` in the phenotype's patients, and `everybody` in all patients.
+    `observed` is the code's frequency among the phenotype's patients. `everybody` is the code's
+    frequency among all patients.
     """
 
     code: str
@@ -51,8 +52,8 @@ class Association:
 class Phenotype:
     """One component of the model. `number` starts at 1.
 
-    `weight` is the product of the phenotype's column norms in all factors. `prevalence` is the
-    share of patients who have the phenotype. `carriers` is the share of all patients who have a
+    `weight` is the product of the norms of the phenotype's columns in all factors. `prevalence` is
+    the share of patients who have the phenotype. `carriers` is the share of all patients who have a
     leading code in every mode. `precision` is the share of the phenotype's patients who have a
     leading code in every mode. `codes` lists each mode's codes, largest weight first.
     """
@@ -79,9 +80,9 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """How strongly each phenotype is present at each site: column norms of the patient factors.
+    """Column norms of the sites' patient factors, which show how strongly phenotypes are present.
 
-    Sites with more patients have larger `norms`. `off` marks columns that are entirely zero.
+    Sites with more patients have larger `norms`. `off` marks the phenotypes with a zero column.
     """
 
     sites: tuple[str, ...]
@@ -90,7 +91,7 @@ class SiteUsage:
 
     @property
     def switched_off(self) -> dict[str, list[int]]:
-        """For each site, the numbers of the phenotypes whose columns are entirely zero."""
+        """For each site, the numbers of the phenotypes whose patient-factor columns are zero."""
         return {
             site: [number for number, is_off in enumerate(row, start=1) if is_off]
             for site, row in zip(self.sites, self.off, strict=True)
@@ -99,7 +100,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """The content of ``phenotypes.json``: a table for all patients, and norms for each site."""
+    """The content of ``phenotypes.json``: a table for all patients, and usage at each site."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None
@@ -109,9 +110,9 @@ class SharedPhenotypes:
 class Pair:
     """A run's phenotype, the matched phenotype of another run, and their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is the value that `match`
-    has if each cosine is 0.85. `chance` is the 95th percentile of the phenotype's matches with
-    artificial phenotypes. Artificial phenotypes mix modes of different phenotypes of the other run.
+    `match` is the product of the cosine similarities in all modes. `fair` is the `match` if each
+    cosine similarity is 0.85. `chance` is the 95th percentile of the `match` with artificial
+    phenotypes, which combine modes of different phenotypes of the other run.
     """
 
     number: int
@@ -127,7 +128,7 @@ class Pair:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether the match exceeds `fair`, but may be due to frequent codes alone."""
+        """Whether `match` exceeds `fair`, but may be due to frequent codes alone."""
         return self.fair < self.match <= self.chance
 
 
@@ -135,7 +136,8 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` is the other run's epsilon and claim, or ``without noise``. `rank` is the run's own rank.
+    `how` states the other run's epsilon and privacy claim, or ``without noise``. `rank` is the
+    number of phenotypes of the first run.
     """
 
     name: str
@@ -149,10 +151,10 @@ class Replication:
         return sum(pair.is_replicated for pair in self.pairs)
 
     def partner(self, number: int) -> Pair | None:
-        """Return a phenotype's pair, or None if the phenotype has no partner."""
+        """Return the pair of phenotype `number`, or None if the phenotype has no partner."""
         return next((pair for pair in self.pairs if pair.number == number), None)
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return a phenotype's pair in each replication. An unmatched phenotype gets a match of 0."""
+    """Return the pair of phenotype `number` in each run; `match` is 0 if there is no partner."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
