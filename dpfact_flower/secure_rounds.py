@@ -88,7 +88,7 @@ class SecureRounds:
         return {self._nodes[site]: staged for site in secure_sum.names if site in self._nodes}
 
     def _keep(self, last: Attempt) -> None:
-        """Write the sites' public keys and the latest attempt to the run's folder."""
+        """Save the sites' public keys and the latest attempt at a sum in the run's folder."""
         self._last, coordinator = last, self._coordinator
         if (folder := coordinator.run_dir) is not None:
             stage = SecureStage("sum", last.number, self._members, last.asked).to_text()
@@ -102,8 +102,8 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish a round's secure sum, given the replies to the round's first request.
 
-        Return three lists: replies without arrays, failures, and a total for each slot (group of
-        sites). If the sum fails, the totals are empty, and the replies name every charged site.
+        Return three lists: replies without arrays, failures, and a total for each group of sites.
+        If the sum fails, the totals are empty, and each site that spent budget has a reply.
         """
         assert self.current is not None
         secure_sum, request = self.current, self._coordinator.request(number)
@@ -165,7 +165,8 @@ class SecureRounds:
         ]
 
     def _read(self) -> bool:
-        """Read the file that `_keep` wrote. Return False if the file does not exist."""
+        """Read the keys and the attempt that `_keep` saved. Return False if the file does not
+        exist."""
         if (folder := self._coordinator.run_dir) is None or not (folder / SECURE).exists():
             return False
         try:

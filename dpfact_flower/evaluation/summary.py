@@ -1,7 +1,8 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
 The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. Missing
-values are null (`epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms`, `auc`) or omitted (others).
+values of `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null. Other missing
+values are omitted.
 """
 
 from collections.abc import Mapping
@@ -71,8 +72,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """The fit and the RMSEs (over all cells, over non-zero cells) of the sites' models in a
-    round."""
+    """The fit of the sites' models after a round, and the RMSEs over all and non-zero cells."""
 
     round: int
     all_cells: float
@@ -92,8 +92,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models. `rmse`, `fit` and `rmse_nonzeros` are from the last
-    round."""
+    """Errors of the sites' own models in the last round and, in `error_by_round`, in each round."""
 
     rmse: float
     fit: float

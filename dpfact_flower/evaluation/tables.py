@@ -136,8 +136,7 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` states the other run's epsilon and privacy claim, or ``without noise``. `rank` is the
-    number of phenotypes of the first run.
+    `how` says how private the other run is. `rank` is the number of phenotypes of the first run.
     """
 
     name: str

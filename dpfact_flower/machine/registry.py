@@ -12,7 +12,7 @@ _Thing = TypeVar("_Thing")
 class Registry(Generic[_Thing]):
     """A registry that finds objects by the names in a config.
 
-    `find` searches this package's own objects (`known`), whose names are reserved. `find` then
+    `find` first searches the package's own objects (`known`), whose names are reserved. `find` then
     searches the objects that this process registered, and the installed entry points in `group`.
     """
 
@@ -28,7 +28,7 @@ class Registry(Generic[_Thing]):
         return thing
 
     def find(self, name: str) -> _Thing:
-        """Return the object with this name."""
+        """Return the object called `name`."""
         known = self._own | self._more
         if name in known:
             return known[name]

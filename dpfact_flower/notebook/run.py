@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Run(FinishedRun):
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
-    A run can be pickled, and contains no individual patient's data. A simulation's measures are
-    computed from patients' data without noise, so protect the measures like patient data.
+    A run can be pickled, and contains no individual patient's data. The measures of a simulation
+    contain no noise, so they need the same protection as patients' data.
     """
 
     @property
@@ -88,7 +88,7 @@ class Run(FinishedRun):
     def label(self, number: int, name: str) -> Run:
         """Return the run with a new name for a phenotype. An empty `name` removes the old name.
 
-        If the run has a folder, the change is also written to the folder.
+        If the run has a folder, the new name is also written to the folder.
         """
         new = run_folder.Names({**self.model.names, number: name})
         names = run_folder.checked_names(new, self.model.rank)
@@ -107,14 +107,14 @@ class Run(FinishedRun):
             return write_report(Path(self.save(folder)), out)
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Plot the shares of a phenotype's `top` codes in each mode. `number` starts at 1."""
+        """Plot the `top` codes of a phenotype in each mode as bars. `number` starts at 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
             raise DataError(f"phenotype: the model has no number {number}, or it has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:
-        """Plot an error for each round. `measure` names a field of `RoundErrors`."""
+        """Plot an error measure for each round. `measure` names a field of `RoundErrors`."""
         return self._drawn("errors", ax, self.summary, measure)
 
     def plot_traffic(self, ax: Axes | None = None) -> Axes:
@@ -128,7 +128,7 @@ class Run(FinishedRun):
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Plot the AUCs of phenotypes and of two baselines for a label (by default the first)."""
+        """Plot how well phenotypes and two baselines predict a label (default: the first)."""
         predictions = self.summary.predictions
         label = label or next(iter(predictions), "")
         if label not in predictions:

@@ -67,9 +67,8 @@ def rho_for_epsilon(epsilon: float, delta: float) -> float:
 def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
-    Each order alpha > 1 gives a valid ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha
-    delta)) / (alpha - 1)``. Epsilon is smallest where ``rho (alpha - 1)^2 + log(alpha) =
-    log(1/delta)``.
+    Every order alpha > 1 gives a valid epsilon. This function finds the order alpha = 1 + x that
+    gives the smallest epsilon.
     """
     log_inverse = log_of_inverse(delta)
     x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, epsilon's slope is >= 0
@@ -82,7 +81,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return epsilon by Opacus' formula, for a Renyi DP cost of alpha * rho at each order alpha."""
+    """Return epsilon by Opacus' formula, if the Renyi DP cost at order alpha is alpha * rho."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -101,11 +100,11 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return the epsilon of releasing `count` values in total with discrete Gaussian noise.
+    """Return the epsilon of releasing `count` values in one run with discrete Gaussian noise.
 
     Discrete Gaussian noise is close to rounded Gaussian noise, so this function adds a margin
     (`DISCRETE_SLACK`) to the epsilon and delta of `epsilon_gaussian`. The result is infinite if the
-    proof in ``docs/explanation/noise.md`` does not cover the arguments.
+    arguments exceed the limits of the proof in ``docs/explanation/noise.md``.
     """
     if count > MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf

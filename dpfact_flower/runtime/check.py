@@ -89,7 +89,7 @@ class CheckResult:
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckResult]:
     """Run all checks. If `started` is false, skip the checks that need running processes.
 
-    If the settings or the key cannot be read, return only that fault.
+    If the settings or the key cannot be read, report only one fault and run no other checks.
     """
     opened = "the settings, the data and the key are there"
     try:
@@ -297,7 +297,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults in the connection to a SuperLink, each with its remedy.
 
     The arguments are the values of the SuperNode's options `--superlink` (HOST:PORT) and
-    `--root-certificates`. A request to `/health` shows the server's certificate and its clock.
+    `--root-certificates`. A request to `/health` shows the server's certificate and current time.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -1,9 +1,9 @@
 """Answer each message in a separate process, which has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. Only the new process reads the patients' data. If the new process dies or hangs, the executor
-waits until a reply would be due, and then sends an error code. Otherwise, the SuperNode would
-report the failure at a time that depends on patients' data.
+reply. The executor itself never reads patients' data. If the new process dies or hangs, the
+executor sends an error code at the time when the reply would be due. Without this error code, the
+SuperNode would report the failure at a time that depends on patients' data.
 """
 
 import json
@@ -52,7 +52,7 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its `Context`, and the size of the executor's two copies, in bytes."""
+    """Return a message, its `Context`, and the total bytes of two copies of the message."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -67,7 +67,7 @@ class Answering:
         self._last: subprocess.Popen[bytes] | None = None
 
     def answer(self, token: str) -> None:
-        """Answer a claimed message, and log failures."""
+        """Answer the message that `token` identifies, and log failures."""
         try:
             with claimed(self._node, token) as (message, context, send):
                 send(self._reply(message, context))
@@ -75,7 +75,7 @@ class Answering:
             log_privately(self._config.stem, error)
 
     def _reply(self, message: Message, context: Context) -> Message:
-        """Return a reply. After a failure, wait until a reply is due, and return an error code."""
+        """Return a reply. If an error occurs, return an error code when the reply is due."""
         site, delay = self._config.stem, ReplyDelay(0)
         try:
             settings = read_site_settings(self._config)
@@ -108,8 +108,8 @@ class Answering:
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Send `question` to a new process, and return the parts of its output (see `main`).
 
-        The time that the process needs to free its memory depends on patients' data. This method
-        therefore returns before the process exits. Only the next call waits for the exit.
+        Do not wait until the process exits, because the time that the process needs to free its
+        memory depends on patients' data. The next call waits until the old process has exited.
         """
         if self._last is not None:
             self._last.wait()
@@ -130,7 +130,7 @@ class Answering:
 
 
 def app_reply(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
-    """Return the reply. If the app fails, wait until a reply is due, and return an error code."""
+    """Return the reply. If the app fails, return an error code when the reply is due."""
     settings = SiteSettings.from_config(context.node_config)
     try:
         return app(message, context)

@@ -156,7 +156,7 @@ class Coordinator:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. A round on which later rounds depend waits until its time limit.
+        took to reach its quorum. A round that later rounds need waits until its time limit.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
@@ -164,7 +164,7 @@ class Coordinator:
         return slowest + self.run.grace
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse a run with too few sites for the quorum or too many for the update rule."""
+        """Raise an error if there are too few sites for the quorum, or too many for the rule."""
         run = self.run
         # Later rounds may begin below the quorum, because lost sites may return.
         if sites < run.min_sites and first:
@@ -194,9 +194,9 @@ class Coordinator:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
         With secure sums, replies contain no arrays, and `sums` contains one total per group of
-        sites. If the secure sum failed, `sums` is empty. `charged` names all charged sites,
-        including sites that dropped out. If the quorum is missed, the factors stay unchanged. Raise
-        a `QuorumError` if the run cannot continue without the round's result.
+        sites. If the secure sum failed, `sums` is empty. `charged` names all sites that spent
+        privacy budget, including sites that dropped out. If too few sites replied, the factors stay
+        unchanged. Raise a `QuorumError` if the run cannot continue without the round's result.
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:
@@ -255,7 +255,7 @@ class Coordinator:
         }
 
     def _keep_planned(self, began: PrivacySettings) -> None:
-        """Keep the values planned when the run began, also if other sites are expected now."""
+        """Keep the values planned at the start, even if the number of expected sites changed."""
         given, default = self._given_privacy, PrivacySettings()
         open_ = [name for name in _PLANNED if getattr(given, name) == getattr(default, name)]
         planned = {name: getattr(began, name) for name in open_}
@@ -317,7 +317,7 @@ def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
 def _distinct(
     replies: Sequence[SiteReply], failures: Sequence[Failure]
 ) -> tuple[list[SiteReply], list[Failure]]:
-    """Sort replies by site. Replace all replies with the same site name by one failure."""
+    """Sort replies by site. If replies have the same site name, replace them with one failure."""
     count = Counter(reply.site for reply in replies)
     unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
     doubles = [

@@ -1,10 +1,10 @@
 """Define `Site`, which answers each of the server's requests with one release.
 
-To protect patients, a site takes fixed steps: admit the request, compute, charge, reply. The site
-reads no patient's data before admitting the request (`admission.admitted`). The site writes the
-charge to disk before sending the release, and sends the release even if an error follows the
-charge. All failures after the site has read patients' data raise the same error, so that the error
-reveals nothing about the data.
+A site answers a request in four steps: admit the request, compute the release, charge the privacy
+cost, and reply. The site reads no patient's data before admitting the request
+(`admission.admitted`). The site writes the charge to disk before sending the release, and sends the
+release even if an error follows the charge. After the site has read patients' data, every failure
+raises the same error, so that the error reveals nothing about the data.
 """
 
 import logging
@@ -50,7 +50,7 @@ class Site:
         self._hospital, self.name = hospital, hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Raise an error if `answer` would not admit the request. Read no patient's data."""
+        """Raise an error if `answer` would refuse the request. Read no patient's data."""
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
@@ -84,7 +84,7 @@ class Site:
             return progress.charged  # a later error does not undo the charge
 
     def _end(self, admission: Admitted) -> Release:
-        """Answer the last round: store its request, read no patient's data and release nothing."""
+        """Store the last round's request. Read no patient's data, and release nothing."""
         request, last = admission.request, admission.last
         assert last is not None
         store = self._hospital.store(request.job, last.fingerprint)
@@ -96,7 +96,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was already sent. Read no patient's data in modes with noise."""
+        """Return the release that was already sent. If the release has noise, read no data."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
         if secure is not None:  # a later stage or attempt: the vector was charged before
@@ -148,7 +148,7 @@ class Site:
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """Replace every error with one generic error, and clear patients' data from memory."""
+        """Replace any error with one generic error, and clear patients' data from memory."""
         progress.patients_read = True
         try:
             yield
@@ -214,7 +214,7 @@ class Site:
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """Return the release to send. For a secure sum, store and then mask the site's share."""
+    """Return the release to send. For a secure sum, store the site's share, and then mask it."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError("the rule releases a share of a secure sum unmasked")
@@ -231,7 +231,8 @@ def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> 
 
 
 def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome:
-    """Run a round. Refuse a cost above that announced for this and all later rounds together."""
+    """Run a round. Raise an error if the round costs more than announced for all remaining
+    rounds."""
     announced, outcome = admission.announced, admission.work.run(data, kept)
     spent = outcome.release.events
     units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))
@@ -242,5 +243,5 @@ def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome
 
 
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
-    """Return the releases' zCDP cost, and the possibly higher cost if all other sites collude."""
+    """Return the releases' zCDP cost, and the cost if all other sites collude with the server."""
     return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)

@@ -49,7 +49,7 @@ class PatientRound(RoundWork):
         self.charged_rounds = len(self.cost())
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return one event per release from this round on. The budget must cover all events."""
+        """Return one `ReleaseEvent` for each release of this round and of all later rounds."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -57,7 +57,7 @@ class PatientRound(RoundWork):
         )
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Compute the round's release. Do not call `run` in the last round: it has no release."""
+        """Compute the round's release. Do not call `run` in the last round: it releases nothing."""
         planned = self.planned
         assert planned is not None
         name, bounded = planned.name(self._modes), self.bounded(data, planned, kept)
@@ -73,7 +73,7 @@ class PatientRound(RoundWork):
         return names.index(self._site) % sharing.slots
 
     def bounded(self, data: SiteData, planned: PlannedRelease, kept: JobState) -> BoundedSum:
-        """Sum patients' contributions, without adding noise. The sum must not leave the site."""
+        """Sum patients' contributions, without noise. The noiseless sum must not leave the site."""
         request = self._request
         tensor = data.select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
@@ -129,11 +129,11 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's ridge penalty, which replaces the l2,1 penalty on patient factors.
 
-    For any n_r > 0, the l2,1 penalty ``mu * sum_r |A_r|`` on the patients' factor with columns A_r
-    is at most ``sum_r mu |A_r|^2 / (2 n_r)`` plus a constant. The number n_r is column A_r's norm,
-    estimated from phenotype r's usage in the released co-occurrences. A phenotype with average
-    usage gets the penalty `relative_l21`. If the estimated usage of a phenotype is at most the
-    estimate's standard deviation, an infinite penalty removes the phenotype.
+    The ridge penalty is an upper bound of the l2,1 penalty, apart from a constant. The bound is
+    closest if the penalty is inversely proportional to the norm of the phenotype's column in the
+    patient factor. This norm is estimated from the released co-occurrences. A phenotype with
+    average usage gets the penalty `relative_l21`. If the estimated usage of a phenotype is at most
+    the estimate's standard deviation, an infinite penalty removes the phenotype.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

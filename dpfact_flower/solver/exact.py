@@ -1,13 +1,13 @@
 """Minimise the local objective by exact updates over all cells, without sampling or step sizes.
 
 One iteration updates each factor once. Every update minimises the objective over one column or one
-factor, so the objective never rises. An update uses the mode's sparse MTTKRP (`product`), the
-Hadamard product of the other factors' Gram matrices (`q`), and the smallest allowed value
+factor, so the objective never rises. Each update uses the MTTKRP of the factor's mode (`product`),
+the Hadamard product of the other factors' Gram matrices (`q`), and the smallest allowed value
 (`floor`). The floor is 0 for non-negative factors, and minus infinity otherwise.
 
 If a phenotype's column of the patients' factor A becomes zero, the data no longer affect the
-phenotype's feature columns. Only the anchors (the global factors) then affect the feature columns.
-A zero column of A stays zero unless the norm of its gradient exceeds mu, the l2,1 weight.
+phenotype's feature columns, which then depend only on the anchors (the global factors). A zero
+column of A stays zero unless the norm of the column's gradient exceeds the l2,1 weight (mu).
 """
 
 import math
@@ -81,13 +81,13 @@ class _State:
         self.grams = [gram(factor) for factor in self.factors]
 
     def objective(self, inner: float) -> float:
-        """Return the objective, the DPFact paper's equation (norm), for a given <data, model>."""
+        """Return the objective. `inner` is the inner product of the data and the model."""
         value = squared_loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         return value + self.settings.gamma * elastic(self.factors, self.anchors)
 
     def iterate(self) -> tuple[float, float]:
-        """Update every factor once. Return <data, model> before and after the update."""
+        """Update every factor once. Return the data's inner products with old and new model."""
         product, before = self._patients()
         for n, factor in enumerate(self.factors[1:], start=1):
             if n > 1:
@@ -98,7 +98,7 @@ class _State:
         return before, _inner(product, self.factors[-1])
 
     def _patients(self) -> tuple[Array, float]:
-        """Update A. Return mode 1's new MTTKRP, and the old inner product of data and model."""
+        """Update A. Return mode 1's new MTTKRP, and the data's inner product with the old model."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -152,9 +152,9 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise the objective over one feature factor.
 
-    If `floor` is 0, sweep over the columns. Otherwise, compute the ridge solution ``(product +
-    gamma * anchor)(q + gamma I)^-1`` as a correction to `factor`. The correction leaves the
-    component of `factor` in the null space of ``q + gamma I`` unchanged.
+    If `floor` is 0, minimise over one column at a time. If `floor` is minus infinity, compute the
+    ridge solution as a correction to `factor`. If the linear system is singular, the correction
+    leaves the part of `factor` in the system's null space unchanged.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -171,16 +171,16 @@ def update_features(
 
 
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
-    """Reduce ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` in one sweep over F's columns.
+    """Reduce the objective, as a function of one factor, in one sweep over the factor's columns.
 
-    `columns` is F^T, `target` is P^T, and `q` is Q. All three arrays are either float32 or float64.
-    Each step minimises over one column exactly, in place. A column's gradient depends on all other
-    columns, so a plain sweep would read F once per column. Instead, one matrix product gives the
-    gradients of a group of columns (a panel). After each step, the gradients of the panel's
-    remaining columns are corrected.
+    The objective has the curvature `q`, the linear term `target`, and an l2,1 penalty of weight
+    `mu`. `columns` (the factor, updated in place) and `target` are transposed. `columns`, `target`
+    and `q` are all float32 or all float64. Each step finds the exact minimum over one column. One
+    matrix product gives the gradients of a panel (a group of columns). Each step then corrects the
+    gradients of the panel's remaining columns.
 
-    If the curvature Q_rr is (almost) 0, column r has no effect on the model. A column without
-    effect becomes zero if `mu` is positive, and stays unchanged otherwise.
+    If a diagonal entry of `q` is almost 0, the column has no effect on the model: it becomes zero
+    if `mu` is positive, and stays unchanged if `mu` is 0.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)
@@ -193,7 +193,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Update a panel. On entry, `gradient` must be the panel's ``target - q @ columns``."""
+    """Update a panel. `gradient` must contain the panel's rows of ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

@@ -1,8 +1,8 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
-The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to a
-whole number of vector registers. If all values are finite, solvers leave the padding columns zero.
-Compiled functions preserve NaN and infinity, so that callers can detect divergence.
+The *stack* is an array with the rows of all factors, one mode after another. Zero columns pad each
+row to a whole number of vector registers. If all values are finite, solvers leave the padding
+columns zero. Compiled functions preserve NaN and infinity, so that callers can detect divergence.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _LINE = 64  # bytes in a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return two values. The first is a tuple of zeros, one for each register of a slice, as module
-    `dpfact_flower.solver.kernels.instructions` explains. The second is a row's padded length.
+    Return the registers of a slice as a tuple of zeros, which the module
+    `dpfact_flower.solver.kernels.instructions` explains, and the padded length of a row.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)

@@ -1,11 +1,10 @@
 """Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
-If the l2,1 weight is 0, each patient's row of A depends only on the patient's own entries and the
-feature factors. While a block of patients is in the cache, this module therefore computes the
-block's MTTKRP and sweeps over the block's columns. The module then adds the block's contributions
-to A's Gram matrix and to the next mode's MTTKRP. The patients' and the next mode's MTTKRP use the
-same sums over the last mode. A positive l2,1 weight shrinks whole columns of A, so the patients'
-rows depend on each other. For a positive l2,1 weight, `exact` uses `update_patients` instead.
+The module processes one block of patients at a time, while the block is in the cache. For each
+block, the module computes the MTTKRP, updates the block's rows of A, and adds the block's
+contributions to A's Gram matrix and to the next mode's MTTKRP. The patients' MTTKRP and the next
+mode's MTTKRP share the sums over the last mode. Blocks are independent only if the l2,1 weight is
+0. For a positive l2,1 weight, `exact` uses `update_patients` instead of this module.
 """
 
 import itertools
@@ -50,10 +49,10 @@ _STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int
 ) -> tuple[Array, float, Array]:
-    """Update A in place by sweeps over A's columns. The module `exact` explains `q` and `floor`.
+    """Update the patients' factor in `stack`. The module `exact` explains `q` and `floor`.
 
-    Return mode 1's MTTKRP for the new A (zeros if mode 1 is the last mode), the inner product of
-    the data and the old model, and the new A's Gram matrix.
+    Return the new MTTKRP of mode 1, the data's inner product with the old model, and the Gram
+    matrix of the new patients' factor. If mode 1 is the last mode, the MTTKRP is zero.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
@@ -87,7 +86,7 @@ def update_rows(
 
 
 def _buffers(fibres: int, width: int) -> tuple[Array, ...]:
-    """Allocate the arrays that `_update_blocks` needs for blocks of up to `fibres` fibres."""
+    """Allocate the working arrays of `_update_blocks`, for blocks of at most `fibres` fibres."""
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (
         (fibres, width), (rows, width), (BLOCK, width), (width, BLOCK), (width, BLOCK),
@@ -103,7 +102,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     buffers: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update A, `out` and `gram` for some blocks. Return <data, model> for the old A."""
+    """Update blocks of rows, `out` and `gram`. Return the inner product of data and old model."""
     sums, rows, product, columns, target, gradient, squares = buffers
     inner = 0.0
     for block in range(first_block, end_block):
@@ -130,7 +129,7 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Copy a block of A to `rows` and its MTTKRP to `product`, and return <rows, product>."""
+    """Copy a block's rows and MTTKRP to `rows` and `product`, and return their inner product."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     fibres, factors, kept = pointer(patients), pointer(stack), pointer(sums)
@@ -194,7 +193,7 @@ def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Copy a block's new rows to A, and add their contribution to `out`, mode 1's MTTKRP."""
+    """Copy a block's new rows to `stack`, and add the rows' part of mode 1's MTTKRP to `out`."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
     factors, kept, results = pointer(stack), pointer(sums), pointer(out)
