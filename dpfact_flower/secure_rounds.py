@@ -165,8 +165,7 @@ class SecureRounds:
         ]
 
     def _read(self) -> bool:
-        """Read the keys and the attempt that `_keep` saved. Return False if the file does not
-        exist."""
+        """Read what `_keep` saved. Return False if nothing was saved."""
         if (folder := self._coordinator.run_dir) is None or not (folder / SECURE).exists():
             return False
         try:

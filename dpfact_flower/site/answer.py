@@ -231,8 +231,7 @@ def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> 
 
 
 def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome:
-    """Run a round. Raise an error if the round costs more than announced for all remaining
-    rounds."""
+    """Run a round. Refuse a cost above the cost announced for this and all later rounds."""
     announced, outcome = admission.announced, admission.work.run(data, kept)
     spent = outcome.release.events
     units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))
