@@ -151,7 +151,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 
 def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -> None:
-    """Refuse a finished run's folder, unless `force` is set or `settings` has ``resume=true``."""
+    """Refuse to replace a finished run unless `force` is set or `settings` has ``resume=true``."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or parse_assignments(settings).get("resume") is True

@@ -1,10 +1,10 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is None if there are no patients. A word replaces a share that would reveal a
-count below ten. ``<10`` means fewer than ten patients. ``most`` means that at most nine patients
-are not counted, in a group of fewer than 100. ``nearly all`` means that at most nine patients are
-not counted, in a group of 100 or more. ``hidden`` means that readers could derive a small count
-from the share.
+count below ten. ``<10`` means fewer than ten patients. ``most`` means all patients but at most
+nine, in a group of fewer than 100 patients. ``nearly all`` means all patients but at most nine, in
+a group of 100 or more patients. ``hidden`` means that readers could derive a small count from the
+share.
 """
 
 from collections.abc import Sequence

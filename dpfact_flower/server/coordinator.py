@@ -156,7 +156,7 @@ class Coordinator:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. A round that later rounds need waits until its time limit.
+        took to reach its quorum. A round waits until its time limit if later rounds depend on it.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
