@@ -103,16 +103,19 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "As in the paper, RMSE covers all cells. Federated systems have one model per site, and "
-        "therefore more parameters than centralised systems. *RMSE shared* is the RMSE of the "
-        "shared factors, with patients' loadings refitted. A system has "
-        f"converged once its RMSE has fallen by {100 * (1 - _NEAR):g} % of its total decrease.",
+        "As in the paper, RMSE covers all cells, including zeros. Federated systems have one model "
+        "per site, and therefore more parameters than centralised systems. *RMSE shared* is the "
+        "RMSE after patients' loadings are refitted to the shared factors. A system has converged "
+        f"once {100 * (1 - _NEAR):g} % of the total decrease in its RMSE is reached.",
         _figure(found),
         [
-            Table("convergence", rows, _DIGITS, "error, fit, rounds and seconds of every system"),
+            Table(
+                "convergence", rows, _DIGITS,
+                "error, fit, rounds and seconds of every system",
+            ),
             Table(
                 "convergence_paired", pairs,
-                about="RMSE differences divided by the rival's RMSE (below zero, DPFact is better)",
+                about="DPFact's RMSE minus a rival's RMSE, divided by the rival's RMSE",
             ),
         ],
         [_verdict(rows, pairs)],
@@ -129,10 +132,10 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "The first number in a cell is the fit of the sites' own models. A fit of 1 reproduces "
-        "the data exactly. A fit below 0 is worse than predicting zero everywhere. The second "
-        "number in a cell is the factor match with planted phenotypes. All epsilons are the "
-        "paper's (1.2 to 1.9).",
+        "The first number in a cell is the fit of the sites' own models. A fit of 1 reproduces the "
+        "data exactly. A fit below 0 is worse than predicting zero everywhere. The second number "
+        "in a cell is the factor match score (FMS) between the shared factors and the planted "
+        "phenotypes. Runs with noise use the paper's epsilons (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [
@@ -155,7 +158,7 @@ def _figure(found: dict[Dataset, Systems]) -> list[tuple[str, str, Figure]]:
     for (data, systems), ax in zip(found.items(), axes, strict=True):
         _draw(ax, data, systems)
     legend(figure, axes)
-    return [("convergence", "RMSE over all cells against rounds", figure)]
+    return [("convergence", "RMSE over all cells after each round", figure)]
 
 
 def _finals(found: Sequence[Result]) -> list[float]:

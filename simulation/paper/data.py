@@ -31,8 +31,8 @@ def section(plan: Plan, results: Results) -> Section:
     table = Table(
         "data",
         rows,
-        about="each data set's size, sites, codes, deaths and rank, and the paper's data set that "
-        "it stands for",
+        about="each data set's size, sites, codes, deaths and rank, and which data set of the "
+        "paper it replaces",
     )
     return Section("The data", _CHOSEN, [], [table], [])
 

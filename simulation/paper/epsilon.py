@@ -66,18 +66,20 @@ def section(plan: Plan, results: Results) -> Section:
             rows += _rows(plan, data, results)
     return Section(
         "Privacy: factor match against epsilon",
-        "The factor match score (FMS) compares two models' shared factors. *FMS with itself*, the "
-        "paper's measure, compares a system's model with the system's noiseless model from the "
-        f"same start. *FMS with a fit* is a model's mean FMS against {len(_REFERENCES)} noiseless "
-        "fits from other starts. The ceiling is the mean FMS between two noiseless fits. The null "
-        "is the mean *FMS with a fit* for models fitted to shuffled patients. A high *FMS with "
-        "itself* proves nothing: even a fit that never leaves its starting point scores high.",
+        "The factor match score (FMS) compares two models' shared factors. The paper's "
+        "measure, *FMS with itself*, compares a system's models with and without noise, from the "
+        "same starting point. *FMS with a fit* is the mean FMS between a model and "
+        f"{len(_REFERENCES)} noiseless fits from other starting points. The ceiling is the mean "
+        "FMS between two noiseless fits. The null is the mean *FMS with a fit* of models fitted to "
+        "shuffled data, in which a patient's procedures and diagnoses come from different people. "
+        "A high *FMS with itself* proves nothing: even a fit that never leaves its starting point "
+        "scores high.",
         _figures(data_sets, rows),
         [
             Table(
                 "fms_against_epsilon", rows,
                 {"FMS with itself": 2, "FMS with a fit": 2, "FMS planted": 2, "fit, shared": 3},
-                "FMS of every system and epsilon, with ceiling and null",
+                "FMS of every system and epsilon, of noiseless fits, and of fits to shuffled data",
             )
         ],
         _verdicts(rows),
@@ -93,7 +95,7 @@ def _figures(
     for data, ax in zip(data_sets, axes, strict=True):
         _draw(ax, [row for row in rows if row["data"] == data.title])
     legend(figure, axes)
-    return [("fms_against_epsilon", "FMS with a fit without noise against epsilon", figure)]
+    return [("fms_against_epsilon", "FMS with noiseless fits at each epsilon", figure)]
 
 
 def _title(system: str) -> str:

@@ -39,17 +39,18 @@ def section(plan: Plan, results: Results) -> Section:
         "norms of a site's patient factor. The l2,1 penalty applies in the last "
         f"{_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if its column in the "
         "site's patient factor is zero.",
-        [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
+        [("norms", "Column norms of patient factors at several l2,1 weights", _figure(found))]
         if found else [],
         [
             Table(
                 "norms", [_row(*one) for one in found], {"relative-l21": 1, "FMS planted": 2},
-                "number of phenotypes that each site switches off",
+                "number of zero columns for each site and l2,1 weight",
             ),
             Table(
                 "norms_planted", planted,
                 {"relative-l21": 1, "cosine": 2, **dict.fromkeys(sites, 1)},
-                "phenotypes planted at one site, and the norm of the matching column at every site",
+                "phenotypes planted at only one site, and the norms of the matching columns at all "
+                "sites",
             ),
         ],
         _verdicts(found),

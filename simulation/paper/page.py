@@ -31,7 +31,7 @@ comparison on synthetic and open data.
   adds no noise.
 - **DPFact (P-SGD)** is the paper's method, without noise (*w/o DP*) or with *the paper's noise*.
   The paper claims an epsilon per entry of the tensor, but the proof does not hold.
-- **DPFact (exact)** minimises the same objective with this package's solver, without noise.
+- **DPFact (exact)** minimises the paper's objective with this package's solver and adds no noise.
 - **DPFact, patient mode (ours)** has a [proven](explanation/proof.md) epsilon for each patient."""
 """Introduction of the systems."""
 _HEADLINED = (
@@ -137,10 +137,11 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
     made = _MADE_BY.get(plan.name, plan.name)
     lines = [
         "## How this page was made", "",
-        f"`{made}` wrote this page and its CSV files from {state.finished} fits "
-        f"({state.seconds / 60:.0f} minutes on one core; hash of the code: {state.code}). "
-        f"{_link('settings', files)} lists every system's settings. Delta is {DELTA:g}, as in the "
-        "paper. The noise is seeded for repeatable runs, so it protects no patient.", "",
+        f"`{made}` wrote this page and its CSV files from {state.finished} fits, "
+        f"which took {state.seconds / 60:.0f} minutes on one core. The code had the hash "
+        f"{state.code}. {_link('settings', files)} lists every system's settings. "
+        f"Delta is {DELTA:g}, as in the paper. The noise has a fixed seed and therefore "
+        "protects no patient.", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]

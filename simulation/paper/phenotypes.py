@@ -37,10 +37,11 @@ def section(plan: Plan, results: Results) -> Section:
             tables += _tables(data, {system: results[job] for system, job in jobs_of.items()})
     return Section(
         "Phenotypes",
-        "A phenotype's coefficient is the change in the log odds of death per standard deviation "
-        "of the membership. One maximum-likelihood fit gives all coefficients. Wald p-values are "
-        "not corrected for multiple testing. Counts below ten are not shown. The tables of "
-        "phenotypes come from patient factors, so no privacy guarantee covers the tables.",
+        "A phenotype's coefficient is the change in the log odds of death if the membership rises "
+        "by one standard deviation. One maximum-likelihood logistic regression gives all "
+        "coefficients. Wald p-values are not corrected for multiple testing. Counts below ten are "
+        "not shown. The tables of phenotypes come from patient factors, so no privacy guarantee "
+        "covers the tables.",
         [],
         tables,
         [],
@@ -52,7 +53,7 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
     made = [
         Table(
             f"phenotypes_{name}", _leading(tables["global"]), _DIGITS,
-            f"the leading phenotypes by weight (lambda), from {SYSTEMS['exact'].title}",
+            "the phenotypes with the largest weights (lambda), from DPFact (exact) without noise",
         )
     ]  # fmt: skip
     if data.distinct:
@@ -60,8 +61,8 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
             Table(
                 f"phenotypes_{name}_{data.distinct}",
                 _leading(tables["sites"][data.distinct], by="coefficient"), _DIGITS,
-                f"of the phenotypes of {data.distinct}'s own factors, those with the largest "
-                "absolute coefficients",
+                f"the phenotypes with the largest absolute coefficients in {data.distinct}'s own "
+                "model",
             )
         )  # fmt: skip
     return [*made, _beside(data, found, data.distinct or max(tables["sites"]), name)]
@@ -115,9 +116,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype most specific to {site} (which has {100 * weight[column]:.0f} % of the "
-        "phenotype's squared patient loadings), and the matching phenotypes of other models, with "
-        "cosines",
+        f"the phenotype most specific to {site} ({100 * weight[column]:.0f} % of its squared "
+        "loadings are there), and matching phenotypes of other models",
     )  # fmt: skip
 
 

@@ -71,25 +71,25 @@ def section(plan: Plan, results: Results) -> Section:
         pairs += _paired(plan, data, group, results)
     return Section(
         "Utility: AUC of in-hospital death against rank",
-        "A logistic regression on phenotype memberships (rows of the patient factor) is fitted to "
-        "60 % of the patients and tested on the others. All systems use the same "
-        f"{plan.splits} splits. *Random factors* are the exact solver's factors with the values in "
-        "each column shuffled. Like the paper's neonatal unit, the last site has patients unlike "
-        "all others, so this site has a separate regression. Confidence intervals come from the "
-        "corrected resampled t-test (Nadeau and Bengio 2003).",
+        "A logistic regression predicts death from phenotype memberships (rows of the patient "
+        "factor). The regression is fitted to 60 % of the patients and tested on the others, "
+        f"with the same {plan.splits} random splits for all systems. *Random factors* are the "
+        "exact solver's factors with the values in each column shuffled. The last site, like the "
+        "paper's neonatal unit, has unusual patients and therefore a separate regression. "
+        "Confidence intervals come from the corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
             Table(
                 "auc",
                 rows,
-                about="AUC of every system and rank (± standard deviation over splits), and the "
-                "paper's AUC on MIMIC-III",
+                about="AUC of every system at every rank (± standard deviation over splits), "
+                "and the paper's AUC on MIMIC-III",
             ),
             Table("auc_paired", pairs, about="paired differences at every rank"),
             Table(
                 "auc_paired_by_rank",
                 _over_ranks(pairs),
-                about="range of the paired differences over ranks",
+                about="smallest and largest difference in AUC between two systems",
             ),
         ],
         _verdicts(plan, pairs, groups),
