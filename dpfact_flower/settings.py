@@ -76,7 +76,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """Settings for a site's solver. Some names are symbols from the DPFact paper."""
+    """Settings for a site's solver. Some settings are named after symbols of the DPFact paper."""
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
@@ -121,7 +121,7 @@ class SolverSettings(Settings):
 
     @property
     def is_relative(self) -> bool:
-        """Whether the elastic weight is relative to the curvature of the site's error."""
+        """Whether the elastic weight is a multiple of the curvature of the site's error."""
         return self.gamma < 0
 
     def _check_together(self) -> None:
@@ -338,7 +338,7 @@ class AppSettings(Settings):
 
     @property
     def cohort_folder(self) -> Path:
-        """Folder with the sites' data in a simulation, including synthetic data."""
+        """Folder with the data of a simulation's sites, real or synthetic."""
         if self.synthetic_preset:
             return self.sites_folder / f"data-{self.synthetic_preset}"
         return Path(self.data).expanduser().resolve()

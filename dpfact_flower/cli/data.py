@@ -54,7 +54,7 @@ def _options(
     modes: Sequence[str], top: str, codes: list[str] | None, rolled_up: list[str] | None,
     min_patients: int, memory: str, default: str = "diagnoses",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a reader's options. A roll-up without a mode's name applies to the mode `default`."""
+    """Return a reader's options. Entries of `rolled_up` that name no mode apply to `default`."""
     rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
     options: dict[str, Any] = {
         "vocabularies": _read_lists(codes, modes),
@@ -69,7 +69,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's CLI command, with the script's own options and all shared options."""
+    """Return a script's CLI command, with its own options and the options of all scripts."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -127,7 +127,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A command group in which each command is the name or the path of a reader script."""
+    """A command group whose commands include the names and paths of reader scripts."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.scripts.names(), *super().list_commands(ctx)]
@@ -253,10 +253,10 @@ def data_events(
       patient,time,code         patient,time,code
       17,2024-03-01,3605        17,2024-03-05 09:30,41401
 
-    Two codes co-occur if they are at most --window days apart. The tables above
-    contain one such pair. With --window 0, codes in the same encounter co-occur,
-    and tables need a column encounter instead of time. If a table has both
-    columns, a code counts once per encounter and time. A repeated row counts once.
+    Two codes co-occur if they are at most --window days apart. With --window 0,
+    codes in the same encounter co-occur, and tables need a column encounter
+    instead of time. If a table has both an encounter and a time column, a code
+    counts once per encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.

@@ -27,8 +27,8 @@ def report(
 ) -> None:
     """Rewrite report.html from the files in a finished run's folder.
 
-    With --beside, the report says which phenotypes the other runs also found. Those runs may have
-    different noise, no noise or a different epsilon. The matches are saved in beside.json.
+    With --beside, the report says which phenotypes the other runs also found. The other runs may
+    have different noise, another epsilon or no noise. Matching phenotypes are saved in beside.json.
     """
     from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
@@ -74,7 +74,7 @@ def export(
 
     RUN is the run folder, or a folder with a run's global_model.npz and config.toml. The
     --phenotypes file is as public as the model. No privacy guarantee covers the --patients file:
-    keep this file at the hospital. Only the files' owner can read the files.
+    keep this file at the hospital. Only the owner of an exported file can read it.
     """
     from dpfact_flower.evaluation import prose
     from dpfact_flower.evaluation.clinical import about, clinical_measures
@@ -163,8 +163,8 @@ def review(
     in random order. No privacy guarantee covers the three files: keep the files at the hospital.
 
     With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
-    and rewrites the report. For each half of the charts, the rounded share of confirmed charts is
-    recorded too if the half has ten or more verdicts.
+    and rewrites the report. The command also records the rounded share of confirmed charts, for
+    each half of the charts that has ten or more verdicts.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)

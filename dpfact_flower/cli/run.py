@@ -72,7 +72,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    This command calls flwr run with a temporary SuperLink. Only the noise differs from dpfact run.
+    flwr run is called with a temporary SuperLink. Apart from noise, dpfact run does the same.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:

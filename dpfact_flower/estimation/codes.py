@@ -31,14 +31,14 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes per mode a noiseless start pairs, or () if it pairs all codes."""
+    """Return how many codes of each mode a noiseless run counts in pairs, or () for all codes."""
     return divided_equally(_FREQUENT, sizes) if sum(sizes) > _MOST_PAIRED else ()
 
 
 def divided_equally(total: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Divide a number of codes equally among the modes, whose numbers of codes are `sizes`.
+    """Return how many codes each mode gets if `total` codes are divided equally.
 
-    If a mode has fewer codes than its share, the other modes get more codes.
+    If a mode has fewer codes (in `sizes`) than its share, the other modes get more codes.
     """
     left, kept = total, [0] * len(sizes)
     for modes, mode in zip(range(len(sizes), 0, -1), np.argsort(sizes, kind="stable"), strict=True):

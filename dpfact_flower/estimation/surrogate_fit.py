@@ -67,14 +67,14 @@ def fitted_to_surrogates(
 
 
 def solver_input(surrogates: SparseTensor, number: int, by: SolverSettings) -> SparseTensor:
-    """Return the solver's input: the first `number` surrogates that have a non-zero cell."""
+    """Return the solver's input: the first `number` surrogate patients with a non-zero cell."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     tensor = losses.find(by.loss).prepared(surrogates.select_patients(alive))
     return tensor.scaled_to_unit_patients() if by.scale == "patient" else tensor
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Raise tiny entries, and scale each patient's row to match the patient's sum in `tensor`."""
+    """Raise tiny values of `factors`, and scale `patients` to match the row sums of `tensor`."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -86,7 +86,7 @@ def fit_factors(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return fitted feature factors, and the share by which they reduce a constant model's loss."""
+    """Return fitted feature factors, and the share of a constant model's loss that they remove."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

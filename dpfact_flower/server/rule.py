@@ -35,7 +35,7 @@ class ServerRule(ABC):
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each site group's usage of each phenotype, or None if the round needs no usage."""
+        """Return how much each group of sites uses each phenotype, or None if not needed."""
         return None
 
     def arrive(
@@ -57,11 +57,11 @@ class ServerRule(ABC):
         """Return the events for which a site is charged if the site answers a round."""
 
     def check_sites(self, sites: int) -> None:  # noqa: B027 - most rules suit any number
-        """Log warnings about a run with `sites` sites, or refuse an unstable run."""
+        """Check whether `sites` sites suit the run. If not, log warnings or refuse the run."""
 
     @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:
-        """Return whether the run must stop if the given round misses the quorum."""
+        """Return whether the run must stop if too few sites reply in the given round."""
 
     @abstractmethod
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:

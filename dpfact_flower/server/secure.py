@@ -2,8 +2,8 @@
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
 sites do not answer, another attempt adds up the remaining sites' vectors. Finally, in the opening,
-the sites send the secrets with which the server removes the masks. If no dropouts are allowed,
-there is only one attempt and no opening.
+the sites send the secrets with which the server removes the masks. If no dropouts are allowed, a
+round has only one attempt, and the masks cancel without secrets.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ class Attempt(NamedTuple):
 
 
 class SecureSum:
-    """One round's secure sum, with its attempts, openings and total.
+    """One round's secure sum: the attempts, the sites' unmasking secrets and the total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
     newest attempt. After a crash, the server repeats the newest attempt if no dropouts are allowed
-    or if secrets were already requested. After any other crash, a new attempt asks all sites.
+    or secrets were already requested, and otherwise begins a new attempt with all sites.
     """
 
     def __init__(
@@ -131,6 +131,6 @@ class SecureSum:
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Split a vector of integer totals into one rounded total vector per group of sites."""
+    """Split the integer sum into one vector of rounded values for each group of sites."""
     values = rounded(total, planned.own_sigma).astype(np.float32).reshape(-1, planned.count)
     return [SiteReply(f"slot-{slot + 1}", (row,)) for slot, row in enumerate(values)]

@@ -35,9 +35,9 @@ class Admitted:
 
     `announced` contains the privacy costs of this round and all later rounds. `ledger` is None if
     the site has no ledger yet. `rows` contains all of the ledger's rows, and `last` is the latest
-    row of the request's job. `repeated` is the row of an earlier answer to this request, if the
-    answer can be sent again. `secure` is the stage of the round's secure sum. Call `free_disk`
-    right before the site writes its files, to free the disk space that is reserved for these files.
+    row of the request's job. If an earlier answer to this request can be sent again, `repeated` is
+    its ledger row. `secure` is None if the round has no secure sum. Call `free_disk` right before
+    the site writes its files, to free the disk space that is reserved for these files.
     """
 
     request: RoundRequest
@@ -56,8 +56,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    If a second request has to wait for the lock, the delay of its reply begins after the wait, so
-    that the time of the second reply does not reveal when the first reply was ready.
+    If a second request has to wait for the lock, the delay of the second reply begins after the
+    wait. The time of the second reply therefore does not reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as stack:
@@ -104,7 +104,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the row of an earlier answer to this request, if the answer can be sent again."""
+    """Return the ledger row of an earlier answer that can be sent again, or None."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             # A release whose bytes are not kept can be rebuilt only until the job's next round.
@@ -186,7 +186,7 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse a run's last round, which is free, unless the run has a charged round at this site."""
+    """Refuse a run's last round, which is free, if this site has charged no round of the run."""
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
     check_follows(request, of_job[-1])
@@ -224,8 +224,8 @@ def check_budget(
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     """Refuse a round that would exceed the hospital's limit on rounds that read patients' data.
 
-    With only the budget as a limit, a server could ask for many very noisy rounds, and measure how
-    long each round takes. A site refuses a new run unless the limit allows all of the run's rounds.
+    If the budget were the only limit, a server could ask for many very noisy rounds, and measure
+    how long each round takes. A new run is refused unless the limit allows all of its rounds.
     """
     answered, begun = len(admission.rows), admission.last is not None
     needed = 1 if begun else admission.work.charged_rounds
@@ -238,7 +238,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to create a ledger beside the ledger of a site not listed in `hospital.beside`."""
+    """Refuse a new ledger if the folder holds the ledger of a site that is not expected there."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

@@ -16,7 +16,7 @@ CROSS = 2.0
 
 
 def whole_size(order: int) -> int:
-    """Return the number of values in a triangle with `order` rows that includes the diagonal."""
+    """Return the number of values in a triangle that includes the diagonal and has `order` rows."""
     return order * (order + 1) // 2
 
 

@@ -35,10 +35,10 @@ def read_events(
     """Read DataFrames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps the standard column names, including ``mode`` and ``site``, to the frames' names, as in
-    ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. To use
-    other labels, map each label's name to a frame with the columns ``patient`` and that name.
-    `event_tables` explains the other arguments.
+    maps the standard column names, including ``mode`` and ``site``, to the frames' own names, as in
+    ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
+    other labels, pass a dict from each label's name to a frame whose columns are ``patient`` and
+    the label's name. `event_tables` explains the other arguments.
     """
     roles = dict(columns or {})
     renamed = {role: roles.pop(role).strip() for role in (MODE, SITE) if role in roles}
@@ -97,12 +97,12 @@ def read_sites(
 
 
 def _columns(frame: Any) -> dict[str, str]:
-    """Map trimmed names in lower case to the frame's own names."""
+    """Map the frame's column names, trimmed and in lower case, to the original names."""
     return {name.strip().lower(): name for name in columns_of(frame)}
 
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return each mode's rows. Modes in `vocabularies` come first, in the same order."""
+    """Return each mode's rows. Modes in `vocabularies` come first, in the list's order."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
     check_columns(events, [column], names.values())

@@ -56,9 +56,9 @@ _MOST_SHARED = 4_000_000  # largest sum for which every thread keeps a copy
 class BoundedSum:
     """An exact sum over a site's patients, to which noise can be added.
 
-    `total`, of shape (count,), is in units of `grid`. `total` has no noise and must not leave the
+    `total` is a vector of integers in units of `grid`. `total` has no noise and must not leave the
     site. `sensitivity` bounds the L2 norm of each patient's contribution, and therefore the effect
-    of adding or removing a patient. `sigma` is the standard deviation of the noise.
+    of adding or removing a patient. `sigma` is the standard deviation of the noise to be added.
     """
 
     total: NDArray[np.int64]
@@ -107,17 +107,17 @@ def refinement(
 ) -> BoundedSum:
     """Compute sufficient statistics for a least-squares update of one mode's factor.
 
-    Let X_i be patient i's slice of the tensor, scaled to norm 1. Let f_r be the outer product of
-    the r-th columns of the released factors. Patient i's factor a_i >= 0 minimises
-    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. Patient i contributes the matrices M_i
-    and a_i a_i^T. M_i is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of X_i for `mode`,
-    with column r multiplied by a_ir. If the joint norm of M_i and a_i a_i^T exceeds `bound`, both
+    A patient's slice of the tensor is scaled to norm 1. The patient's loadings (one non-negative
+    value per phenotype) are fitted to the slice by ridge regression. Each patient contributes two
+    matrices. The first matrix is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of the
+    slice for `mode`, with columns multiplied by the loadings. The second matrix is the outer
+    product of the loadings with themselves. If the matrices' joint norm exceeds `bound`, both
     matrices are divided by the same number, so the update remains a weighted least-squares problem.
-    The sum holds the rows of sum_i M_i, followed by the upper triangle of sum_i a_i a_i^T (see
+    The sum holds the rows of the first matrix, then the upper triangle of the second (see
     `tensor.triangle`). Adding or removing a patient changes the sum by at most `bound` in L2 norm.
 
-    `factors` (one array per mode) and `ridge` (one value per phenotype) are public or released. An
-    infinite ridge excludes a phenotype from the fit. The sum has at most `MOST_REFINED` values.
+    `factors` (one array per mode) and `ridge` (one penalty per phenotype) are public or released. A
+    phenotype with an infinite penalty is not fitted. The sum has at most `MOST_REFINED` values.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -146,7 +146,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return the scale that converts values to grid units. Refuse sums that could overflow."""
+    """Return the factor that converts values to integers. Refuse sums that could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -154,7 +154,7 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Return a sum's number of threads. The number of threads must not depend on patients' data."""
+    """Return the number of threads for a sum of `size` values, regardless of patients' data."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
@@ -164,8 +164,8 @@ def _summed(
     """Sum patients' contributions in several threads, and add up the threads' totals.
 
     Integers are added exactly, so the number of threads does not affect the result.
-    ``add_up(starts, *arguments, total)`` adds one group's contributions to `total`. `starts` holds
-    the index of each patient's first cell, and ends with the index after the last cell.
+    ``add_up(starts, *arguments, total)`` adds one group of patients to `total`. `starts` holds the
+    index of each patient's first cell, and ends with the index after the last cell.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
@@ -205,7 +205,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """Fit one patient's factor `a` by coordinate descent from a = 0. Store gram @ a in `pull`."""
+    """Fit one patient's loadings `a` by coordinate descent, and store ``gram @ a`` in `pull`."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0
@@ -233,10 +233,11 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """Compute one patient's MTTKRP for `mode`. Return how many codes the patient has in `mode`.
+    """Multiply a patient's slice by the factors. Return the patient's number of codes in `mode`.
 
-    Store the codes in `rows`, the MTTKRP in `product`, and the inner product of the patient's slice
-    with each phenotype in `score`. All entries of `slot` are -1 before and after the call.
+    Store the patient's codes in `rows`, and the slice's inner product with each phenotype in
+    `score`. Store the slice's product with the other modes' factors (MTTKRP) in `product`. Each
+    code's place in `rows`, stored in `slot`, is -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -264,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply each column r of `product` by a[r]. Return the joint norm of `product` and a a^T."""
+    """Multiply the columns of `product` by the loadings `a`. Return the contribution's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros
@@ -280,7 +281,7 @@ def _joint_norm(product: Array, used: int, a: Array) -> float:
 def _add_part(
     product: Array, rows: Array, used: int, a: Array, weight: float, size: int, total: Array
 ) -> None:
-    """Truncate one patient's contribution toward zero, and add the result to `total`."""
+    """Truncate one patient's contribution to integers, and add the integers to `total`."""
     rank = len(a)
     for place in range(used):
         for r in range(rank):

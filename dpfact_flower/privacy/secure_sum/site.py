@@ -9,10 +9,10 @@ be on the site's disk. The functions in this module enforce three rules:
 - In each round, the site helps to unmask only the latest attempt that the site answered. After
   helping to unmask an attempt, the site answers no further attempts in the round.
 
-Without the three rules, a server could learn two sums that differ only by one site's vector, and
-this vector would be protected only by this site's noise. To rule out a second sum, each site also
+If a site broke one of the three rules, a server could learn two sums that differ only by the site's
+vector, and only the site's noise would protect it. To rule out a second sum, each site also
 adds a mask of its own, whose seed is split among the other sites (Bonawitz et al. 2017). If
-`dropouts` is 0, a round has one attempt, and sites add no masks of their own.
+`dropouts` is 0, a round has only one attempt, and no site adds a mask of its own.
 """
 
 import os
@@ -67,7 +67,7 @@ class RoundState:
     `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds one share
     of the seed for each other member, encrypted for that member. If `opening` is set, the site
     answers no further attempts. `noisy` is the site's vector plus the site's part of the noise.
-    `noisy` must not leave the site without masks, and is omitted by `to_json`.
+    `noisy` may leave the site only in masked form, and `to_json` omits it.
     """
 
     __pydantic_config__ = _KEPT
@@ -99,7 +99,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Create a site's secrets for a job, with a fresh key. Only `member` may leave the site."""
+    """Create a site's secrets for a job. Only the public part, `member`, may leave the site."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -112,7 +112,7 @@ def join(
 
 @dataclass(frozen=True)
 class Masked:
-    """A site's answer in one attempt: its masked vector and the encrypted shares of its seed."""
+    """A site's answer: its masked vector, and encrypted shares of the seed of its own mask."""
 
     context: bytes
     words: bytes = field(repr=False)

@@ -7,9 +7,9 @@ the beginning of the pass. Each draw first selects a phenotype with a probabilit
 the phenotype's sum over all cells. The draw then selects a row of each mode with a probability
 proportional to the row's value in that phenotype.
 
-Let m be the model, and u the fraction of uniform draws. A draw selects cell x with the probability
-``q(x) = u / cells + (1 - u) m(x) / sum(m)``. For n draws, cell x has the weight ``1 / (n q(x))``,
-so the gradient is unbiased (importance sampling). A draw of a non-zero cell is ignored (weight 0).
+A fixed fraction of the draws is uniform over all cells. In the gradient, the weight of a drawn cell
+is the inverse of the cell's expected number of draws, so the gradient is unbiased (importance
+sampling). A draw of a non-zero cell is ignored (weight 0).
 """
 
 import math
@@ -45,7 +45,7 @@ def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
 
 
 def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
-    """Return the number of entries in each row of each mode."""
+    """Return the number of non-zero cells in each row of each mode."""
     counts = [np.zeros(size, np.int64) for size in tensor.shape]
     for part in tensor.parts():  # `bincount` copies its argument
         for n, column in enumerate(tensor.indices[part].T):
@@ -61,9 +61,9 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. Shuffling within blocks works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn with probabilities computed from `model`, the stacked factors. If `zeros`
-    is 0, no `model` is needed. A visit consists of row numbers in the stack and a count. The count
-    is an entry's value, a zero cell's negated weight, or 0 if the draw of a zero cell hit an entry.
+    The draws of zero cells depend on `model`, one array with the rows of all factors. If `zeros` is
+    0, no `model` is needed. A visit is one row number of `model` per mode, and a number: a non-zero
+    cell's value, a zero cell's negated weight, or 0 if a draw found a non-zero cell.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
     starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient
@@ -96,7 +96,7 @@ def _draw_entries(
     indices: Array, values: Array, offsets: tuple[int, ...], start: int, seed: np.uint64,
     number: int, places: Array, rows: Array, counts: Array,
 ) -> None:  # fmt: skip
-    """Write a block's entries to the positions in `places`, in random order."""
+    """Write a block's non-zero cells to the positions in `places`, in random order."""
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates
         other = np.int64(random_number(seed, number + s) * (s + 1))
@@ -112,7 +112,7 @@ class _ZeroCells:
     """The probabilities for drawing zero cells in blocks of neighbouring patients.
 
     `bounds` holds the first patient of each block and, at the end, the number of patients. `model`
-    holds the stacked factors at the start of the pass, and must not change. The draws use the
+    holds the rows of all factors at the start of the pass, and must not change. The draws use the
     factors' absolute values. Every draw is uniform if the model is 0.
     """
 
@@ -137,7 +137,7 @@ class _ZeroCells:
         return rng.multinomial(self.number, share / share.sum())
 
     def arguments(self, block: int) -> tuple[float, Array, Array, Array]:
-        """Return a block's values of the last four arguments of `_draw_zero_cells`."""
+        """Return the last four arguments of `_draw_zero_cells` for a block."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -149,7 +149,7 @@ class _ZeroCells:
         )
 
     def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
-        """For each zero cell in a block, replace the count -1 with the cell's negated weight."""
+        """Replace each -1 in `counts`, which marks a zero cell, with the cell's negated weight."""
         values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
         _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
 
@@ -160,8 +160,8 @@ def _table(sizes: Array) -> Array:
 
     A draw first picks a position uniformly. The draw keeps the position with a probability called
     the threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
-    columns), and the result has shape (columns, positions, 2). The last axis holds the threshold,
-    scaled to an integer, and the alternative. If a column is all 0, draws are uniform.
+    columns), and the result has shape (columns, positions, 2). The last axis has each position's
+    threshold, scaled to an integer, and its alternative. If a column is all 0, draws are uniform.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -199,10 +199,10 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Write zero cells (count -1) to random positions. Return the next index for `random_number`.
+    """Write zero cells to random positions. Return the next unused number for `random_number`.
 
-    Fill `places` with the positions that remain for entries. `uniform` is the probability of a
-    uniform draw. Draws that are not uniform use the tables `masses`, `patients` and `features`.
+    Mark zero cells by -1 in `counts`. Fill `places` with the positions left for non-zero cells.
+    A draw is uniform with probability `uniform`. Other draws use the last three arguments.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -259,7 +259,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw a position in [low, high) from row r of a table, using a random `share` in [0, 1)."""
+    """Draw a position in [low, high) by row `r` of `table` and a random `share` in [0, 1)."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]
@@ -268,7 +268,7 @@ def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
 
 @compiled(**FAST)
 def _occurs(indices: Array, low: int, high: int, cell: Array) -> bool:
-    """Return whether `cell` is among the sorted rows low..high-1 of `indices` (binary search)."""
+    """Return whether `cell` is among the sorted rows of `indices` from `low` to ``high - 1``."""
     modes = len(cell)
     while low < high:
         middle = (low + high) // 2
