@@ -69,7 +69,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's CLI command, with its own options and the options of all scripts."""
+    """Return a script's CLI command, with its own options and those that all scripts share."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -127,7 +127,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A command group whose commands include the names and paths of reader scripts."""
+    """A command group that also accepts the name or path of a reader script as a command."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.scripts.names(), *super().list_commands(ctx)]

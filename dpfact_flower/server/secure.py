@@ -3,7 +3,7 @@
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
 sites do not answer, another attempt adds up the remaining sites' vectors. Finally, in the opening,
 the sites send the secrets with which the server removes the masks. If no dropouts are allowed, a
-round has only one attempt, and the masks cancel without secrets.
+round has only one attempt, and the masks cancel in the sum.
 """
 
 from collections.abc import Sequence
