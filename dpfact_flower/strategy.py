@@ -47,7 +47,7 @@ class DPFact(TrainOnlyStrategy):
         Whether to continue from the checkpoint in `run_dir`, under the same job name. By default,
         an unfinished run in `run_dir` is an error, and a finished run is replaced.
     durable
-        Whether to run the preflight and keep checkpoints through power failures (default: true).
+        Whether to run the preflight, and whether checkpoints must survive power failures.
 
     Examples
     --------
@@ -79,8 +79,8 @@ class DPFact(TrainOnlyStrategy):
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
         By default, the run settings determine the number of rounds and the timeout. In a resumed
-        run, Flower's `Result` numbers the remaining rounds from 1. Raise a `QuorumError` if too few
-        sites connect or reply.
+        run's `Result`, round 1 is the first remaining round. Raise a `QuorumError` if too few sites
+        connect or reply.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -155,7 +155,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the global factors and log failures.
 
-        The arrays are None if the quorum was missed. No metric is computed from patients' data.
+        If the quorum was missed, return None for the arrays. No metric depends on patients' data.
         """
         sites, number = self._sites, self._finished_before + server_round
         received, sums, charged = sites.by_node(replies), None, set[str]()

@@ -1,4 +1,4 @@
-"""Create extreme patients and hostile requests that might break a release's sensitivity bound."""
+"""Create extreme patients and hostile requests that might exceed a release's sensitivity."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _MOST_CELLS = 40_000
 
 
 class Patient(NamedTuple):
-    """One patient's non-zero tensor cells: their code indices and their values."""
+    """One patient's non-zero tensor cells, each with its code indices and its value."""
 
     cells: NDArray[np.int64]
     values: NDArray[np.float64]
@@ -69,14 +69,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell, for the highest-weighted code of a phenotype in each mode."""
+    """Return a patient with one cell, at the highest-weighted codes of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with a phenotype's highest-weighted codes, in proportion to the weights."""
+    """Return a patient whose counts are proportional to the weights of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -164,7 +164,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return the hostile requests and the site's made-up earlier release for the given trial."""
+    """Return a trial's hostile requests, and a made-up earlier release of the site."""
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
     planned = target.plan.start

@@ -3,12 +3,12 @@
 The adversary knows everything except whether a group of patients is in the data. The audit
 simulates many runs at a tiny site with and without the group of patients. By the Neyman-Pearson
 lemma, the log likelihood ratio of the replies is the adversary's best test statistic. For a
-Gaussian mechanism, the ratio is normally distributed, and its means with and without the group are
-mu standard deviations apart. The audit compares an estimate of mu with the ledger's mu.
+Gaussian mechanism, the ratio is normally distributed. The privacy loss mu is the distance between
+the ratio's means with and without the group, in standard deviations.
 
-The group consists of identical patients, called canaries. With Gaussian noise, mu for k canaries is
-k times mu for one canary (Dong, Roth & Su 2022, Theorem 2.14). The audit also checks that a
-canary's contribution to every release reaches the sensitivity.
+The group consists of identical patients, called canaries. With Gaussian noise, the privacy loss mu
+for k canaries is k times the loss for one canary (Dong, Roth & Su 2022, Theorem 2.14). The audit
+also checks that one canary can contribute as much to a release as the sensitivity allows.
 """
 
 import math
@@ -55,7 +55,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The data sets with and without the canaries, and the adversary's prior knowledge.
+    """The data sets with and without the test patients (canaries), and the adversary's knowledge.
 
     `sums` maps each release to two arrays: the integer sum without the canaries, and the canaries'
     contribution divided by the standard deviation of the noise.
@@ -74,9 +74,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
-    The first finding is the difference between the estimated mu and the ledger's mu for the whole
-    run, in standard errors. The second finding is the largest difference in mu for a single
-    release. The third finding is the smallest share of the sensitivity that a canary reaches.
+    The first finding is the difference between a run's estimated privacy loss and the ledger's, in
+    standard errors. The second finding is the same difference for the release that differs most.
+    The third finding is a canary's smallest contribution, as a fraction of the sensitivity.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)
@@ -122,7 +122,7 @@ def estimate(without: Floats, with_group: Floats) -> Estimate:
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Create a tiny site with and without canaries, and plan a run with the target's epsilon."""
+    """Create a tiny site with and without canaries, and plan a run with the audited epsilon."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
     privacy = replace(  # equal costs, so that omitting any one release is noticed
@@ -149,7 +149,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
+    """Return a transcript with the canaries' codes in one phenotype, and the rest in another."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -159,10 +159,10 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _simulated(game: _Game, runs: int) -> tuple[Floats, Floats, float]:
-    """Simulate runs with and without the canaries. Return the log ratios and the ledgers' mu.
+    """Simulate runs with and without canaries. Return likelihood ratios and privacy losses.
 
-    The ratios have shape (2, runs, releases). Index 0 of the first axis is for runs without the
-    canaries. The other two results are mu for each release and mu for all releases together.
+    The log likelihood ratios have shape (2, runs, releases). Index 0 of the first axis is for runs
+    without canaries. The ledgers' privacy loss mu is returned for each release and in total.
     """
     releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))
@@ -193,7 +193,7 @@ def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
 
 
 def _ledger_mu(folder: Path, releases: Sequence[PlannedRelease]) -> tuple[Floats, float]:
-    """Return mu for each release in a site's ledger, and mu for all releases together."""
+    """Return the privacy loss mu of each release in a site's ledger, and of all releases."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

@@ -1,9 +1,9 @@
 """Test that noise has the planned standard deviation, is Gaussian, and never repeats.
 
 The audit computes the noise by subtracting the exact sum from the release. The audit tests several
-values of `bound`, because code that wrongly squares the bound would pass with bound 1. To detect a
-restarted random number generator, the audit correlates noise at every lag, within a release and
-between rounds, jobs and sites. The audit also compares noise before and after a site loses state.
+clipping bounds, because code that wrongly squares the bound would pass the test at bound 1. To
+detect a restarted random number generator, the audit correlates noise within a release, and between
+rounds, jobs and sites. The audit also repeats a round after the site has lost its state.
 """
 
 import math
@@ -33,7 +33,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise of a release: one (jobs, values) array for each simulated site."""
+    """A release's standardised noise, with one (jobs, values) array for each simulated site."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -46,7 +46,7 @@ class _Sample:
 def audit_noise(
     target: AuditTarget, rng: np.random.Generator, *, values: int = 40_000, seeded: bool = False
 ) -> tuple[Finding, ...]:
-    """Test the noise of every release in the plan on at least `values` samples per release.
+    """Test the noise of every planned release, with at least `values` samples of noise for each.
 
     `seeded` is true if the settings contain a noise seed, which counts as a fault.
     """
@@ -111,7 +111,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
-    """Count faults: releases that repeat earlier noise, and a noise seed in the settings."""
+    """Count releases that repeat earlier noise. Add 1 if the settings contain a noise seed."""
     # Whole releases are compared, because a few values may coincide by chance.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]

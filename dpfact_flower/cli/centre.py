@@ -73,7 +73,7 @@ def centre_admit(
     folder: opt.Home = opt.HOME,
     fingerprint: Annotated[str, Option(help="Fingerprint from the hospital (default: ask).")] = "",
 ) -> None:
-    """Register a hospital's key, after you compare fingerprints by telephone.
+    """Register a hospital's key, after you have compared its fingerprint by telephone.
 
     NAME.pub is the file that dpfact site init wrote at the hospital. NAME must be the hospital's
     name, because the key is registered under NAME. The centre must be running.
@@ -114,8 +114,8 @@ def submit(
     """Start a run on a deployed federation, print the run's log, and wait until the run ends.
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
-    With --json, the log goes to standard error. Exit codes: 0 finished, 1 failed, 2 error or start
-    not confirmed, 4 result not reported by the SuperLink. After Ctrl-C, the run continues.
+    With --json, the log goes to standard error. The exit code is 0 if the run finished, 1 if it
+    failed, 2 after an error, and 4 if its result is unknown. After Ctrl-C, the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 
@@ -144,8 +144,8 @@ def submit(
 def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
     """Show a deployed run's progress and sites, and the epsilon of each site's replies.
 
-    FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon
-    covers only replies that arrived. Only the site's own ledger shows the cost of a lost reply.
+    FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. The epsilon
+    shown counts only replies that arrived. The site's own ledger also counts lost replies.
     """
     from dpfact_flower.server.status import run_status
 

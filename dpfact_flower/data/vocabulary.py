@@ -1,7 +1,7 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends the digests of its vocabularies. A site refuses to join if its own digests differ.
-The privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
+The server sends digests of its code lists. A site with different code lists refuses to join. The
+privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
 from __future__ import annotations

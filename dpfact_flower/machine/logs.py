@@ -1,6 +1,6 @@
 """Configure the package's log, and define how tasks report progress.
 
-This package logs through Flower's handler in Flower's processes, and adds no handler elsewhere.
+In Flower's processes, this package logs through Flower's handler. Elsewhere, no handler is added.
 """
 
 import json

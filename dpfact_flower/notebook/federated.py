@@ -48,7 +48,7 @@ def federate(
 ) -> Run:
     """Run DPFact with all sites in this process, in parallel threads.
 
-    The results are the same as those of `flwr run`, but neither Ray nor a network is needed.
+    The results are the same as those of `flwr run`. Neither Ray nor a network is needed.
 
     Parameters
     ----------
@@ -62,9 +62,9 @@ def federate(
     out : path, optional
         Folder for the run's files. By default, the run stays in memory until you call `Run.save`.
     state_dir : path, optional
-        Folder for each site's ledger and own model. If `sites` is given without `state_dir`, the
-        ledgers are deleted after the run, so they cannot limit later runs. With `sites` and
-        `state_dir`, a run with noise also needs `max_epsilon` and, in patient mode, `patients`.
+        Folder for each site's ledger and patient factors. If only `sites` is given, the ledgers are
+        deleted after the run and cannot limit later runs. If `sites` and `state_dir` are given, a
+        run with noise needs `max_epsilon`, and patient mode needs `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -283,11 +283,11 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     state_dir, max_epsilon
         See `dpfact_flower.federate`. If `state_dir` is None, **ledgers last for one fit**: each fit
         spends `epsilon` again on the same patients, and no ledger records the total.
-        Cross-validation with k folds needs k fits.
+        Cross-validation with k folds spends `epsilon` k times.
     settings : mapping, optional
         Any other run settings, spelled with underscores; see ``dpfact settings``. In patient mode,
         ``patients`` should be a public estimate of the number of patients at all sites. By default,
-        the plan uses the exact number of patients, and treats this number as public.
+        the noise is planned for the exact number of patients, as if the number were public.
 
     Attributes
     ----------
@@ -361,7 +361,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         """Return every patient's score for each phenotype, shape (patients, rank).
 
         Patients are in the order of `X`, site by site. If `X` contains events, the index of
-        ``memberships(X)`` gives the order.
+        ``memberships(X)`` shows the patients' order.
         """
         return np.concatenate([site.scores for site in self._memberships(X).values()])
 

@@ -123,7 +123,7 @@ class Release:
 
     `arrays` holds read-only float32 values: either feature factors, with one row per code and one
     column per phenotype, or one vector of statistics. In a secure sum, `arrays` holds masked bytes,
-    and `events` is empty, because the cost is charged for the `Share`.
+    and `events` is empty, because the events belong to the `Share`.
     """
 
     arrays: tuple[Array, ...]
@@ -134,8 +134,8 @@ class Release:
 class Share:
     """A site's noisy contribution to a secure sum, which must be masked before it leaves the site.
 
-    `values` holds the concatenated slots (see `Sharing`) in grid units. The server learns only the
-    sum of all sites' shares, and `events` gives the privacy cost of the sum.
+    `values` holds noisy integers, one vector after another (see `Sharing`). The server learns only
+    the sum of all sites' shares, and `events` gives the privacy cost of the sum.
     """
 
     values: NDArray[np.int64]
@@ -143,12 +143,12 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """A tuple that holds `values`, so that the ledger can treat a share like a release."""
+        """The share's values in a tuple, because the ledger reads the `arrays` of shares, too."""
         return (self.values,)
 
 
 def release_masked(*parts: bytes) -> Release:
-    """Make a release without events from masked bytes. The events belong to the `Share`."""
+    """Make a release from masked bytes. The privacy cost is recorded with the `Share`."""
     return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 
@@ -163,7 +163,7 @@ def release_nothing() -> Release:
 
 
 def release_unprotected(arrays: Sequence[Array]) -> Release:
-    """Release factors or a sum in mode "none", which adds no noise and gives no guarantee."""
+    """Release factors or a sum in privacy mode "none", without noise and without a guarantee."""
     return replay(arrays, ())
 
 

@@ -4,9 +4,9 @@
 at once, but the SuperLink reports the failure only a minute later. `Connection` therefore requests
 the run's state repeatedly until the run has ended.
 
-By default, `flwr run` starts a SuperLink as a daemon that outlives the run. Later runs then use the
-folder and environment of the first run. For `dpfact simulate` and notebooks, `local_superlink`
-starts a SuperLink that exits with this process and has its own Flower home and ports.
+By default, `flwr run` starts a SuperLink as a daemon that outlives the run. Later runs use this
+daemon, with the first run's folder and environment. For `dpfact simulate` and notebooks,
+`local_superlink` starts a SuperLink with its own folder and ports, which exits with this process.
 """
 
 import json
@@ -103,7 +103,7 @@ class Connection:
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
 
     def command(self, words: str) -> str:
-        """Return the shell command that runs ``flwr`` with `words` for this SuperLink."""
+        """Return the shell command that calls ``flwr`` with `words` as arguments."""
         home = self.environment.get("FLWR_HOME")
         return f"FLWR_HOME={home} " * bool(home) + f"flwr {words} {self.name}"
 
@@ -135,9 +135,9 @@ class Connection:
         return str(answer["run-id"])
 
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
-        """Stream a run's log until the run ends. Return the last state from `flwr ls`.
+        """Stream a run's log until the run ends. Return the run's last state from `flwr ls`.
 
-        `log` is the log's file descriptor, by default this process's output. The status is
+        `log` is the file descriptor to write to (default: this process's output). The status is
         `UNKNOWN` if the SuperLink is silent for five minutes. Warn if the run stays pending.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
@@ -172,7 +172,7 @@ class Connection:
         return dict(runs[0])
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Return the output of a Flower command, or an `error-message` if the command failed."""
+        """Return a Flower command's output. If the command failed, return an `error-message`."""
         command = [tool("flwr"), *words, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         text = done.stdout.decode(errors="replace")
@@ -208,14 +208,14 @@ class LogFollower:
             self._show(line.rstrip())
 
     def show_all(self) -> None:
-        """Show the last log lines of a failed run, at every level."""
+        """Show the last log lines of a failed run, whatever their level."""
         for line in self._last:
             self._show(line.rstrip())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuperLink(Connection):
-    """A running SuperLink. Its Flower home contains the log and the database."""
+    """A running SuperLink. The SuperLink's Flower home contains the log and the database."""
 
     address: str
     process: subprocess.Popen[bytes]
@@ -228,7 +228,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to completion. The log goes to `follower` or this process's output."""
+        """Run a Flower App to completion. If there is no `follower`, print the run's log."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")
@@ -240,7 +240,7 @@ class SuperLink(Connection):
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield the write end of a pipe. A thread passes each line from the pipe to `follower`."""
+    """Yield a file descriptor for writing. A thread passes each written line to `follower`."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -259,9 +259,9 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
+    """Start a SuperLink on a free loopback port, and stop the SuperLink when the context ends.
 
-    If `simulation` is true, Ray runs the clients. Otherwise, SuperNodes connect to the SuperLink.
+    Ray runs the clients if `simulation` is true, and SuperNodes run them if it is false.
     """
     home = home.absolute()
     private_folder(home)

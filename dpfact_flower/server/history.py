@@ -1,7 +1,6 @@
 """Read and write a run's `history.jsonl` and `checkpoint.npz` on the server.
 
-The server writes the history and the checkpoint after each round. The history has one line per
-round. An interrupted run can continue from the checkpoint.
+The server writes a checkpoint after each round, so that an interrupted run can continue.
 """
 
 import hashlib
@@ -55,7 +54,7 @@ class RoundRecord:
     the quorum was missed. `ended` is the UTC time at which the round ended, in ISO format. For an
     asynchronous round, `arrivals` lists the replies in order of arrival, `seconds` is the time
     since the previous round ended, and `quorum_seconds` is 0. `dropped` contains the names of
-    charged sites that dropped out of a secure sum.
+    sites that were charged and then dropped out of a secure sum.
     """
 
     round: int
@@ -77,7 +76,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """A tuple (site, round, whether the reply was used) for each charged reply."""
+        """For each charged reply: the site, the round, and whether the server used the reply."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         used = [(site, number, self.updated) for site, number in answered]

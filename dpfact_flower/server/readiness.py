@@ -41,10 +41,10 @@ def called(node: int, site: str) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's preflight answer, or the lack of an answer. Unknown fields are empty.
+    """A site's preflight answer, or a note that no answer came. Unknown fields are empty.
 
     `fault` is the reason why the site would not answer a round, or is empty if the site would
-    answer. `clock` is the smallest error of the site's clock, in seconds, that explains the
+    answer. `clock` is the smallest possible error of the site's clock in seconds, given the
     answer's time stamp (negative if the clock is behind).
     """
 
@@ -83,7 +83,7 @@ def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozen
     """Return the nodes with a fault, which must be left out of the run.
 
     If a site is not ready, raise a `QuorumError` that describes every fault. If `leave_out` is
-    true, raise the `QuorumError` only if the ready sites do not meet the quorum.
+    true, raise a `QuorumError` only if fewer sites than the quorum are ready.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)

@@ -68,6 +68,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Derive a seed sequence for a site and a round from public values only."""
+    """Derive a seed sequence for a site and a round. Use only public values."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

@@ -20,7 +20,7 @@ Selection = tuple[NDArray[np.int32], ...]
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the unique numbers in ascending order.
 
-    For millions of numbers, `numpy.unique` is 50 times slower, because of its hash table.
+    For millions of numbers, `numpy.unique` is 50 times slower, because it uses a hash table.
     """
     ordered: NDArray[np.int64] = np.sort(numbers)
     different: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0

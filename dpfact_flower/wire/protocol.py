@@ -1,7 +1,6 @@
 """Define requests and replies, and check received messages at the server and at sites.
 
-Each message consists only of a list of arrays and a flat config of scalars. Flower's `NumPyClient`
-and both of this package's strategies can use this message format.
+Each message is a list of arrays and a flat config of scalars, as Flower's `NumPyClient` needs.
 """
 
 import hashlib
@@ -56,9 +55,9 @@ class RoundRequest:
     phenotypes, `anchors` is empty. In privacy mode "none", a request without factors asks for
     co-occurrences. In round 1 of a run with long code lists, a request without factors asks for
     code counts. `selection` (int32) contains the positions of each mode's selected codes, or is
-    empty if all codes are used. In secure sums, `usages` has the shape (slots, 2, phenotypes). For
-    each slot (see `Sharing`) and phenotype, `usages` contains the estimated usage and its standard
-    deviation. `answered` maps each site to the last round that the site answered.
+    empty if all codes are used. In secure sums, `usages` contains each phenotype's estimated usage
+    in each group of sites, and the estimate's standard deviation. `answered` maps each site to the
+    last round that the site answered.
     """
 
     job: str
@@ -76,7 +75,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and a config. Omit empty strings, because Flower rejects them."""
+        """Return arrays and a config. Flower rejects empty strings, so omit empty strings."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -138,7 +137,7 @@ class RoundRequest:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all fields but `secure` and `answered`, to recognise repeated requests."""
+        """SHA-256 of all fields except `secure` and `answered`, to recognise repeated requests."""
         digest = hashlib.sha256(repr(self._config).encode())
         for array in (*self.anchors, *self.selection):
             digest.update(repr((array.shape, str(array.dtype))).encode())
@@ -164,7 +163,7 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return the arrays and the config. If `step` is not 0, the arrays are packed as bytes."""
+        """Return the reply's arrays and config. Pack the arrays as bytes if `step` is not 0."""
         arrays: list[NDArray[Any]] = [
             pack(array, self.step) if self.step and array.ndim == 1 else array
             for array in self.arrays
@@ -215,7 +214,7 @@ def _split(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Split a request's arrays into factors and selections, and refuse wrong combinations.
 
-    In patient mode, only the site checks combinations, because they depend on the plan.
+    In patient mode, the site checks the combination later, because it depends on the plan.
     """
     present = _present(arrays)
     selection = [array for array in present if array.dtype == np.int32]

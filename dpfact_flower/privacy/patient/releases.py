@@ -1,6 +1,6 @@
 """Define the kinds of releases in patient mode, and add noise to sums.
 
-To add a kind, extend `KINDS`, the schedule in `plan`, and the use of releases in `server.patient`.
+To add a kind of release, extend `KINDS`, the schedule in `plan`, and the module `server.patient`.
 
 `release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
 noise. `release` and `share` take the sensitivity and the noise level from the `BoundedSum` itself
@@ -42,8 +42,8 @@ class PlannedRelease:
     """One release in a plan.
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
-    of a patient's contribution. `sigma` is the standard deviation of the (honest sites') noise in a
-    value. `rho` is the zCDP cost. `count` is the number of values (per slot; see `Sharing`).
+    of a patient's contribution. `sigma` is the standard deviation of the honest sites' noise in
+    each value. `rho` is the zCDP cost. `count` is the number of values that one sum has.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the server's request for the members' masked vectors."""
+        """Return the server's request for the masked vectors of a secure sum's members."""
         width = width_of(patients, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
@@ -78,7 +78,7 @@ class PlannedRelease:
         return f"round {self.round}, {kind}"
 
     def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
-        """Return the release's event for the accountant."""
+        """Return the record of the release's privacy cost, for the accountant."""
         count, claim, own_sigma = self.count, PATIENT_CLAIM, 0.0
         if self.sharing:
             count, claim = count * self.sharing.slots, self.sharing.claim
@@ -95,10 +95,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    ``size(every, kept, mode, rank)`` returns the number of values in a release. `every` holds the
-    number of codes in each mode, and `kept` holds the number after the selection of codes. If
-    `clipped` is true, patients' contributions depend on the request's factors, and are clipped to
-    the run's `bound`. If `clipped` is false, a contribution's norm is at most 1.
+    `size` computes a release's number of values from the numbers of codes in each mode (before and
+    after the selection of codes), the updated mode and the rank. If `clipped` is true, patients'
+    contributions depend on the request's factors, and are clipped to the run's `bound`. If
+    `clipped` is false, a patient's contribution has norm 1 or less.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -141,7 +141,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return which arrays, except usages, a request has. `planned` is None in the last round."""
+    """Return the names of a request's arrays. In the last round, `planned` is None."""
     if planned is None or KINDS[planned.kind].clipped:
         return "anchors", "selection"
     return () if planned.kind == "codes" else ("selection",)
@@ -155,7 +155,7 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "patient") -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The release's event gives the privacy cost for data sets that differ by one row, such as a
+    The release's event records the privacy cost of adding or removing one row, such as a
     patient. Rounding the noisy integers to multiples of a step (see `step_of`) and to float32
     values is post-processing.
     """
@@ -173,7 +173,7 @@ def step_of(release: Release) -> float:
 
 
 def rounded(noisy: NDArray[np.int64], sigma: float) -> NDArray[np.float64]:
-    """Convert noisy integers to the nearest multiples of `_step`. Round ties up."""
+    """Convert noisy integers to the nearest multiples of the rounding step. Round ties up."""
     fine = SIGMA_BITS - _FINE_BITS
     return ((noisy + (1 << (fine - 1))) >> fine) * np.float64(_step(sigma))
 
@@ -186,11 +186,12 @@ def share(
     bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str,
     row_unit: str = "patient",
 ) -> Share:  # fmt: skip
-    """Add one site's part of the noise to the site's sum, and return the site's share.
+    """Add one site's part of the noise to the site's sum, and return the result.
 
-    The site's sum goes into one slot, and noise goes into all slots. The integers are not rounded,
-    because rounding is post-processing only after all shares have been summed. The integers must be
-    masked before they leave the site. `bounded.sigma` must be the noise level of one site's part.
+    The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
+    is not rounded, because rounding is post-processing only after all shares have been summed. The
+    share must be masked before it leaves the site. `bounded.sigma` is the standard deviation of a
+    site's noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total
