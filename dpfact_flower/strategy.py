@@ -40,14 +40,14 @@ class DPFact(TrainOnlyStrategy):
     solver, privacy, run
         The run's settings. If omitted, all settings have their default values.
     vocabulary
-        The server's code lists, or their `joint_digest`. Sites with other lists refuse the run.
+        The server's code lists, or their `joint_digest`. Sites must have the same lists.
     run_dir
         Folder for `checkpoint.npz` and `history.jsonl`. If omitted, nothing is written.
     resume
         Whether to continue from the checkpoint in `run_dir`, under the same job name. By default,
         an unfinished run in `run_dir` is an error, and a finished run is replaced.
     durable
-        Whether to run the preflight, and whether checkpoints must survive power failures.
+        Whether to run the preflight and protect checkpoints from power failures (default: true).
 
     Examples
     --------
@@ -155,7 +155,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the global factors and log failures.
 
-        If the quorum was missed, return None for the arrays. No metric depends on patients' data.
+        If the quorum was missed, the arrays are None. No metric is computed from patients' data.
         """
         sites, number = self._sites, self._finished_before + server_round
         received, sums, charged = sites.by_node(replies), None, set[str]()

@@ -1,4 +1,4 @@
-"""Create extreme patients and hostile requests that might exceed a release's sensitivity."""
+"""Create extreme patients and hostile requests, to test the sensitivity bounds of releases."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -47,7 +47,7 @@ _LEDGERS_READ = 3
 
 
 class Estimate(NamedTuple):
-    """An estimate of mu, the distance between two means, with its standard error."""
+    """An estimate of the distance `mu` between two means, and the estimate's standard error."""
 
     mu: float
     error: float
@@ -75,8 +75,9 @@ def audit_likelihood(
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
     The first finding is the difference between a run's estimated privacy loss and the ledger's, in
-    standard errors. The second finding is the same difference for the release that differs most.
-    The third finding is a canary's smallest contribution, as a fraction of the sensitivity.
+    standard errors. The second finding is the largest difference between a release's estimated loss
+    and recorded loss. The third finding is a canary's smallest contribution divided by the
+    sensitivity.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)

@@ -97,7 +97,7 @@ def centre_admit(
 def superlink(context: typer.Context) -> None:
     """Run a SuperLink with flower-superlink's options, and exit if the SuperLink's helper exits.
 
-    The helper process starts the runs. Without the helper, every run would stay pending.
+    The SuperLink's helper process starts the runs. Without the helper, runs would stay pending.
     """
     run_superlink(context.args)
 

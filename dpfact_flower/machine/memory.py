@@ -32,7 +32,7 @@ def memory_used() -> int:
 
 
 def count_parent_memory(size: int) -> None:
-    """Record how many bytes the parent process uses, because both processes share one limit."""
+    """Record how many bytes the parent process uses, because parent and child share one limit."""
     _parent[0] = size
 
 

@@ -162,8 +162,8 @@ def as_cohort(
     given : Cohort, one site, sequence of sites, or mapping of name to site
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
         sparse.COO or an array, with patients as the first mode. A site can also be a DataFrame with
-        a row per patient and a column per code, or a DataFrame of events (see `frames`). Events
-        with a ``site`` column are split into sites. Unnamed sites are called ``site-1`` and so on.
+        a row per patient and a column per code, or a DataFrame of events (see `frames`). Events are
+        split into sites if they have a column ``site``. Unnamed sites are called ``site-1``, etc.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one per feature mode. By default, a tensor's codes are numbered, and code
         lists for events are made from the data. A run's result reveals code lists made from the
@@ -275,7 +275,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     epsilon, delta : float
         Privacy parameters of one `fit`.
     rounds : int
-        Number of federated rounds. Patient mode plans the number of rounds itself.
+        Number of federated rounds. In patient mode, the plan determines the number of rounds.
     random_state : int, RandomState instance or None
         Public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies, window_days
@@ -410,7 +410,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return {site.name: self.model_.memberships(site) for site in sites}
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
-        """Return a cohort of the sites in `X`. Apply scikit-learn's input checks to a matrix."""
+        """Return a cohort of the sites in `X`. If `X` is a matrix, use scikit-learn's checks."""
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
         is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)

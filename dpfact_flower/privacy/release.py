@@ -95,7 +95,7 @@ def about_rows(text: str, row_unit: str) -> str:
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
-    """Return the events' claims as text, preceded by a note if any noise is seeded."""
+    """Return the events' privacy claims as text, with a note if any noise has a seed."""
     if not events:
         return NO_CLAIM
     claim = "; and ".join(sorted({event.claim for event in events}))

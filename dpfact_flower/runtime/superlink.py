@@ -4,9 +4,9 @@
 at once, but the SuperLink reports the failure only a minute later. `Connection` therefore requests
 the run's state repeatedly until the run has ended.
 
-By default, `flwr run` starts a SuperLink as a daemon that outlives the run. Later runs use this
-daemon, with the first run's folder and environment. For `dpfact simulate` and notebooks,
-`local_superlink` starts a SuperLink with its own folder and ports, which exits with this process.
+By default, `flwr run` starts a SuperLink as a daemon that outlives the run. Later runs use the
+first run's daemon, folder and environment. For `dpfact simulate` and notebooks, `local_superlink`
+starts a SuperLink that exits with this process and has its own folder and ports.
 """
 
 import json

@@ -214,7 +214,7 @@ def _split(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Split a request's arrays into factors and selections, and refuse wrong combinations.
 
-    In patient mode, the site checks the combination later, because it depends on the plan.
+    In patient mode, the site checks the combination later, using the plan.
     """
     present = _present(arrays)
     selection = [array for array in present if array.dtype == np.int32]

@@ -167,7 +167,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "pa
 
 
 def step_of(release: Release) -> float:
-    """Return the step to which the released values were rounded, or 0 if the step is unknown."""
+    """Return the step of which all released values are multiples, or 0 if the step is unknown."""
     events = release.events
     return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
