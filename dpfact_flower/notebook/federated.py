@@ -62,9 +62,9 @@ def federate(
     out : path, optional
         Folder for the run's files. By default, the run stays in memory until you call `Run.save`.
     state_dir : path, optional
-        Folder for each site's ledger and patient factors. If only `sites` is given, the ledgers are
-        deleted after the run and cannot limit later runs. If `sites` and `state_dir` are given, a
-        run with noise needs `max_epsilon`, and patient mode needs `patients`.
+        Folder for each site's ledger and patient factors. Without `state_dir`, the ledgers of
+        `sites` are deleted after the run and cannot limit later runs. If `sites` and `state_dir`
+        are given, a run with noise needs `max_epsilon`, and patient mode needs `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -283,7 +283,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     state_dir, max_epsilon
         See `dpfact_flower.federate`. If `state_dir` is None, **ledgers last for one fit**: each fit
         spends `epsilon` again on the same patients, and no ledger records the total.
-        Cross-validation with k folds spends `epsilon` k times.
+        Cross-validation with k folds needs k fits, and each fit spends `epsilon`.
     settings : mapping, optional
         Any other run settings, spelled with underscores; see ``dpfact settings``. In patient mode,
         ``patients`` should be a public estimate of the number of patients at all sites. By default,
