@@ -1,6 +1,6 @@
-"""A site's interface to Flower: `app`, and `DPFactClient` for Flower's legacy API.
+"""Connect a site to Flower by the ClientApp `app` or, for the legacy API, by `DPFactClient`.
 
-The interface unpacks each request, passes the request to a `Site`, and packs the reply. In a
+The module unpacks each request, passes the request to a `Site`, and packs the site's reply. In a
 deployment, a site's node config contains the `SiteSettings`. In a simulation, Flower's
 `partition-id` in the node config selects one of the sites in the run's data.
 """
@@ -53,8 +53,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. Pass `delay` if the delay of the first reply began before the client existed. The
-    delay of a later reply begins when the client gets the request.
+    and `beside`. `delay` is the timer of the first reply, if the timer was started before the
+    client was created. The timer of any other reply starts when the client gets the request.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DPFactClient(NumPyClient):
         return self._delayed(answered)
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Check whether `fit` would accept a request, without reading data or using budget."""
+        """Check whether `fit` would accept a request. Read no data and use no privacy budget."""
 
         def checked(delay: ReplyDelay) -> Answer:
             timeout = round_timeout(config)
@@ -91,13 +91,13 @@ class DPFactClient(NumPyClient):
         return self._delayed(checked)
 
     def delayed_refusal(self, error: Exception) -> str:
-        """Log an error, wait until `reply-after` has passed, and return the text for the server."""
+        """Log an error, wait until the reply is due, and return the error's text for the server."""
         reason = log_privately(self.site.name, error)
         self._delay().wait()
         return reason
 
     def _delayed(self, work: Callable[[ReplyDelay], Answer]) -> Answer:
-        """Return an answer or raise a `RoundRefusedError` once `reply-after` has passed."""
+        """Call `work`, wait until the reply is due, and return the answer or raise an error."""
         delay = self._delay()
         answer, reason = None, ""
         try:
@@ -143,7 +143,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Report whether this site would answer a round, without reading data or using budget."""
+    """Report whether the site would answer a round. Read no data and use no privacy budget."""
     return _reply(message, context, DPFactClient.preflight)
 
 
@@ -179,8 +179,8 @@ def client_for(
 ) -> DPFactClient:
     """Return the node's client for a new request.
 
-    `ReplyDelay` explains `came_in` and `time_left`. Because Flower sends errors to the server, any
-    failure raises a `RoundRefusedError` with only a code; the site's log contains the cause.
+    `ReplyDelay` explains `came_in` and `time_left`. If creating the client fails, log the cause and
+    raise a `RoundRefusedError` that contains only a code, because the server gets the error.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:
@@ -226,7 +226,7 @@ def _simulated_client(context: Context) -> DPFactClient:
 
 
 def simulated_settings(folder: Path) -> SiteSettings:
-    """Return settings with which simulated sites accept every privacy mode and rule."""
+    """Return settings that let simulated sites accept every privacy mode and every rule."""
     return SiteSettings(
         state_dir=str(folder),
         allow_privacy="none,paper,patient",

@@ -1,8 +1,8 @@
 """Send requests and preflight checks to sites, and repeat requests that were lost.
 
 A site may charge a release to its budget and then fail before it replies. If the server repeats the
-request, the site sends the recorded release without a second charge. The server therefore repeats
-requests to sites that Flower reports as lost. Flower may also lose a message without reporting an
+request, the site sends the recorded release without a second charge. If Flower reports a site as
+lost, the server therefore repeats the request. Flower may also lose a message without reporting an
 error. Halfway through the round, the server repeats the request to all sites that have not replied.
 """
 
@@ -52,9 +52,9 @@ class RoundPolicy(NamedTuple):
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
-    also get the request. If a connected site has not replied in a required round, the server
-    extends the time limit and repeats the request. A round with fewer than `quorum` replies is also
-    extended, by `grace` seconds. Nodes in `left_out` never get a request.
+    also get the request. If `required` is true, connected sites that have not replied get more time
+    and the request again. If fewer than `quorum` sites have replied, the server extends the time
+    limit by `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False
@@ -87,7 +87,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent for the first time or again.
 
-        A `RoundFailedError` allows one repetition, because the site may have recorded a release.
+        A request is repeated once after a `RoundFailedError`: the site may have recorded a release.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -101,7 +101,7 @@ class InFlight:
 
 
 class Exchange:
-    """The requests to all nodes, with the nodes' replies. `send` passes each message to `sent`."""
+    """All nodes' requests and replies. `send` passes each message to the callback `sent`."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
@@ -157,7 +157,7 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
-    `sent` receives each additional message: a repeated request, or a request to a late site. Set
+    The callback `sent` gets each additional message: a repeated request, or one to a late site. Set
     `policy` before each round. `seconds` contains the reply time of each node that answered in the
     last round. `registered` maps each node that ever connected to its registered name.
     """

@@ -55,7 +55,7 @@ class ConnectedSites:
     # --- Before a round ---------------------------------------------------------------------------
 
     def wait(self, *, first: bool) -> list[int]:
-        """Wait for the quorum or, if `first`, for all expected sites. Return the sites' nodes."""
+        """Wait until the quorum (if `first`, all expected sites) is connected. Return the nodes."""
         run = self._coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
@@ -68,7 +68,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Check that nodes accept `request`. If nodes refuse, leave them out or raise an error."""
+        """Check that nodes accept `request`. Leave out nodes that refuse, or raise an error."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:
@@ -94,7 +94,7 @@ class ConnectedSites:
         return self.names.checked(answers, warn=warn)
 
     def leave_out_again(self) -> None:
-        """In a resumed run, leave out the nodes that the run's first preflight left out."""
+        """In a resumed run, leave out the nodes that were left out before the first round."""
         coordinator = self._coordinator
         if coordinator.run_dir and coordinator.resumed and coordinator.run.preflight == "leave-out":
             known = read_readiness(coordinator.run_dir)
@@ -103,7 +103,7 @@ class ConnectedSites:
     # --- A round ----------------------------------------------------------------------------------
 
     def begin(self, seconds: float) -> None:
-        """Begin a round in which sites have `seconds`, but at most `timeout`, to answer."""
+        """Begin a round. Sites must answer within `seconds` or `timeout`, whichever is shorter."""
         self.sent.clear()
         self._received.clear()
         self._began, self.seconds = time.perf_counter(), min(self.timeout, seconds)
@@ -114,7 +114,7 @@ class ConnectedSites:
         """Make one message per request, and set the Grid's policy for missing replies.
 
         Connected `nodes` that have a name but no request are left out of the round. A node without
-        a name may be a lost site that is back, so the node can get a request later.
+        a name may be a lost site that has connected again, and can get a request later.
         """
         others = {node for node in nodes if self.names.of(node) and node not in requests}
         self.grid.policy = policy._replace(left_out=self.left_out | others)
@@ -150,7 +150,7 @@ class ConnectedSites:
     def usable(
         self, received: Mapping[int, Message], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        """Return the usable replies, and a failure for every asked site without a usable reply."""
+        """Return the usable replies, and a `Failure` for each other site that got a request."""
         lost = {n: self.names.of(n) for n, reply in received.items() if is_lost(reply)}
         nodes = dict.fromkeys(message.metadata.dst_node_id for message in self.sent)
         usable: list[SiteReply] = []

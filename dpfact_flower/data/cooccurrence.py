@@ -2,16 +2,16 @@
 
 The tensor's cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as in
 the DPFact paper (section Dataset). A combination has one event for each of the m codes, and must
-satisfy the `Window` rule. Rows of a mode with equal patient, encounter, time and code are one
-event. By default, patients without any combination of events are left out.
+satisfy the `Window` rule. Rows of a mode that agree in patient, encounter, time and code count as
+one event. By default, patients without any combination of events are left out.
 
-A reader stores each mode's events (see `clinical_events`), and fills two tables of text columns:
+A reader stores each mode's events (see `clinical_events`), and fills two tables, mostly of text:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Times are in whole minutes since an origin that is the same for all events of a patient. If the
-window requires the same encounter, encounters may have different time origins.
+Times are in whole minutes since an origin that is the same for all events of a patient. If combined
+events must share an encounter, a patient's encounters may have different time origins.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def build_cohort(
     """Build all sites' tensors from the connection's tables. Every reader calls this function last.
 
     Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
-    identifier. In the columns `labels` of ``patients``, NULL means 0. Small sites are merged into
-    the site ``other``, which may still have fewer than `min_patients` patients.
+    identifier. A label that is NULL in the table ``patients`` counts as 0. Small sites are merged
+    into the site ``other``, which may still have fewer than `min_patients` patients.
     """
     refuse_equal_hashes(connection)
     for mode, how in (options.rolled_up or {}).items():
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Store the events that have a listed code and the needed time or encounter in ``mode_<n>``."""
+    """Fill ``mode_<n>`` with events that have a listed code and all values that `window` needs."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

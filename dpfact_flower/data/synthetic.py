@@ -271,7 +271,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """For each column number in `column`, draw a code from that column of `distributions`."""
+    """Draw codes. Each number in `column` selects the column of `distributions` to draw from."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -282,7 +282,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """In each window, combine codes, one per mode. Return the combinations' windows and codes."""
+    """Combine each window's codes, one per mode. Return each combination's window and codes."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:

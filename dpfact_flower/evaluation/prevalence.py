@@ -119,9 +119,9 @@ def _codes(
 def _reveals_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether a code's counts reveal a small count among the patients who lack a phenotype.
+    """Return whether readers could tell that few patients without a phenotype have or lack a code.
 
-    `carriers` counts patients with the code, `owners` with the phenotype, and `inside` with both.
+    `carriers` patients have the code, `owners` have the phenotype, and `inside` have both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -132,7 +132,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return the share `count` / `patients`, or a word if the share would reveal a small count."""
+    """Return `count` / `patients`, or a vague text if the share would reveal a small count."""
     if not patients:
         return None
     if count < SMALL:
@@ -148,7 +148,7 @@ def _hidden_if(reveals: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site (`counts` / `sizes`, or a word if hidden)."""
+    """Return a phenotype's prevalence at each site, or a vague text if a count must be hidden."""
     lacking = {site: sizes[site] - count for site, count in counts.items()}
     shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
     hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)
@@ -208,7 +208,7 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    Readers could combine rates with the table's totals to count patients by phenotype and outcome.
+    From rates and totals, readers could compute how many patients have or lack the outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -223,7 +223,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Regress the label on scores. Phenotypes with an `_obstacle` get no coefficient."""
+    """Regress a label on scores. Each phenotype gets a coefficient, or a reason for having none."""
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]
@@ -253,7 +253,7 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
 def _logistic(
     memberships: NDArray[np.floating[Any]], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Regress on standardised scores, with a ridge penalty that keeps all coefficients finite."""
+    """Fit logistic regression to standardised scores. A ridge penalty keeps coefficients finite."""
     design = StandardScaler().fit_transform(memberships.astype(np.float64))
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-10)
     risk = model.fit(design, label).predict_proba(design)[:, 1]

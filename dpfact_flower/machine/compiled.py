@@ -13,12 +13,12 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 
 
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
-    """Return a decorator that compiles a function to code that runs without the GIL.
+    """Return a decorator that compiles a function, which then runs without the GIL.
 
-    `options` are passed to `numba.njit`. Numba caches kernels by name. If one function is compiled
-    several times but inlines different functions, give each kernel its own `tag`. If the
-    function inlines a function of another module, set ``cache=False``, because numba would not
-    notice changes in that module.
+    `options` are passed to `numba.njit`. Numba caches kernels by name. If a function is compiled
+    several times with different inlined functions, give each compilation its own `tag`. If an
+    inlined function belongs to another module, set ``cache=False``, because numba does not notice
+    changes in other modules.
     """
 
     def decorate(function: _Function) -> _Function:

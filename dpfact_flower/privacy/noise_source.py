@@ -1,9 +1,9 @@
 """Draw noise from the operating system's random generator or, in simulations, from a seed.
 
 Only paper mode uses `Noise.gaussian`. Floating-point noise can reveal the protected value, because
-the set of possible noisy values depends on this value (Mironov 2012). `Noise.integers` draws exact
-integers, which avoids the leaks of floating-point noise. `Noise.gaussian` never returns values
-beyond about 9.2 standard deviations, which a true Gaussian variable takes with probability 2**-64.
+the set of possible noisy values depends on this value (Mironov 2012). `Noise.integers` avoids the
+leaks of floating-point noise by drawing exact integers. `Noise.gaussian` never exceeds about 9.2
+standard deviations, but a true Gaussian variable does with probability 2**-64.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Noise:
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Convert uniform 64-bit words to standard normal values.
 
-    In each word, one bit determines the sign, and 63 bits determine the tail probability. All
-    quantiles are computed in the lower tail, where floating-point numbers are most precise.
+    One bit of each word determines the sign, and the other 63 bits determine the tail probability.
+    All quantiles are computed in the lower tail, where floating-point numbers are most precise.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

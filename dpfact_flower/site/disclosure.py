@@ -1,13 +1,13 @@
 """Ensure that a reply reveals only its time of sending, and either a release or an error code.
 
-The duration of a round depends on patients' data. If `reply-after` is set, every reply is
-packed and sent `reply-after` seconds after the request arrived. If a reply is not ready when due,
-the site keeps doubling the reply's delay until the reply is ready. A reply with a doubled delay
-reports only a failed round. The server therefore learns only the number of doublings.
+The duration of a round depends on patients' data. If `reply-after` is set, every reply is packed
+and sent `reply-after` seconds after the request arrived. If a reply is not ready when due, the site
+keeps doubling the reply's delay until the reply is ready. A reply with a doubled delay reports only
+that the round failed, so the server learns nothing but the number of doublings.
 
-The time to live of the server's message sets the round's deadline. A charge after the deadline
-would be wasted, because the server then no longer collects the reply. The site therefore checks the
-deadline before reading patients' data, and again right before committing the charge.
+The time to live of the server's message sets the round's deadline. Privacy budget charged after the
+deadline would be wasted, because the server no longer collects replies. The site therefore checks
+the deadline before reading patients' data, and again right before charging the privacy budget.
 """
 
 import logging
@@ -47,11 +47,11 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A timer that makes a reply leave `seconds` seconds after the request arrived (0: no delay).
+    """A timer that holds a reply until `seconds` seconds after the request arrived (0: no delay).
 
     The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
     `time_left` seconds after `came_in`. `wait` sets `late` if the reply was not ready in time, and
-    sets `ready` to how many seconds the reply took. `ready` must not leave the site.
+    sets `ready` to how many seconds the reply took. The value of `ready` must not leave the site.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ReplyDelay:
         self._over = True
 
     def check_in_time(self) -> None:
-        """Refuse the round if a reply that is ready now would leave after the deadline."""
+        """Refuse the round if even a reply that is ready now would leave after the deadline."""
         leaves = self._came_in + (self._due() if self._seconds > 0 else self._passed())
         if leaves > self._deadline:
             delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
@@ -110,5 +110,5 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
 
 
 def sending_from(time_to_live: float) -> float:
-    """Return the time to live minus the time reserved for sending the reply, in seconds."""
+    """Return a message's time to live minus the time reserved to send the reply, in seconds."""
     return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)

@@ -1,4 +1,4 @@
-"""Registry of federation rules at a site. Servers use `dpfact_flower.server.rules` instead."""
+"""Register a site's federation rules. Servers use `dpfact_flower.server.rules` instead."""
 
 from collections.abc import Callable
 

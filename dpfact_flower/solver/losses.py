@@ -1,4 +1,4 @@
-"""Loss functions for single cells, from generalised CP (Hong, Kolda & Duersch 2020).
+"""Define loss functions for single cells, as in generalised CP (Hong, Kolda & Duersch 2020).
 
 Each loss's gradient is compiled into the kernels, so that the kernels need not look up the loss.
 """
@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether this module defines the gradient. numba overlooks changes to code elsewhere."""
+        """Whether this module defines the gradient. If not, numba must not cache the kernels."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:
@@ -67,7 +67,7 @@ class Loss:
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the loss, over all cells, of a model that is ``nothing(mean)`` in every cell."""
+        """Return the total loss of a model whose value in every cell is ``nothing(mean)``."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

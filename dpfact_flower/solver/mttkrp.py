@@ -1,16 +1,16 @@
 """Compute MTTKRPs and errors in passes over a sparse tensor's fibres, for any number of modes.
 
 An *MTTKRP* is the product of a matricised tensor and the Khatri-Rao product of factors. A *fibre*
-is a run of entries whose indices differ only in the last mode. The rows of all modes but the last
-are read once per fibre, not once per entry.
+is a run of entries whose indices differ only in the last mode. Except for the last mode, factor
+rows are read only once per fibre, not once per entry.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks. Each chunk is processed by one thread. The chunks depend only on the data, and their sums
 are added in float64 in a fixed order. The number of threads therefore does not affect the result.
 Within a chunk, sums are computed in the factors' precision.
 
-Loops over fibres use vector instructions. Functions process a factor's row in slices that fill
-`registers` (see `stack.slices`). In these functions, `column` is the index of a slice's first
+Loops over fibres use vector instructions. A factor's row is processed in slices, each of which
+fills `registers` (see `stack.slices`). The argument `column` is the index of a slice's first
 column.
 """
 
@@ -98,7 +98,7 @@ def _divide(patients: Array, blocks: Array) -> int:
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
-    """Matricise the tensor by `mode`, and multiply it by the other factors' Khatri-Rao product."""
+    """Matricise the tensor along `mode`, and multiply by the other factors' Khatri-Rao product."""
     product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
     return product[:, : factors[0].shape[1]]
 
@@ -136,7 +136,7 @@ def contracted(
     registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
     width: int, column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """For entries first..end-1, sum the last factor's rows, weighted by the entries' values."""
+    """For entries from `first` to `end - 1`, sum the last factor's rows, weighted by the values."""
     modes = len(offsets) - 1
     origin = offsets[modes - 1] * width + column
     sums = zeros(registers, stack)
@@ -161,7 +161,7 @@ def _contract(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
-    """Add the terms of fibres first..end-1 to `out`, the MTTKRP of a mode other than the last."""
+    """Add fibres `first` to `end - 1` to the MTTKRP in `out`, for a mode other than the last."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)
@@ -181,7 +181,7 @@ def _spread(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, out: Array,
 ) -> None:  # fmt: skip
-    """Add the terms of fibres first..end-1 to `out`, the MTTKRP of the last mode."""
+    """Add fibres `first` to `end - 1` to the MTTKRP in `out`, for the last mode."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)

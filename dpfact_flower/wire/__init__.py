@@ -1,1 +1,1 @@
-"""Messages between the server and the sites, and their encoding."""
+"""Define and encode the messages between the server and the sites."""

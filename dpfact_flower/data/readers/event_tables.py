@@ -84,7 +84,7 @@ class Columns:
     """The column names of event tables. Names are not case-sensitive.
 
     `description` may be empty if there are no descriptions. `time` or `encounter` may be empty if
-    the window does not need the column. If `encounter` is the patient column, all codes of a
+    the window does not need the column. If `encounter` names the patient column, all codes of a
     patient belong to one encounter.
     """
 
@@ -140,11 +140,11 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table that contains each patient's label (0, 1, no or yes) or site.
+    """A table with one label (0, 1, no or yes) or one site for each patient.
 
-    `column` names the column that contains the labels or sites. By default, `column` is the label's
-    name or ``site``. `patient` defaults to the patient column of the event tables. Patients who are
-    not in the table get the label `missing` (0 or 1), or cause an error if `missing` is empty.
+    `column` names the column of labels or sites (by default, the label's name or ``site``).
+    `patient` defaults to the patient column of the event tables. Patients who are not in the table
+    get the label `missing` (0 or 1), or cause an error if `missing` is empty.
     """
 
     file: TableSource
@@ -176,8 +176,8 @@ def read(
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
     `tables` maps two or more feature modes to tables, in the order of the tensor's modes. `columns`
-    and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the single
-    site, or of the cohort if there is a table of `sites`. Patients who are not in the table of
+    and `dialect` apply to each table that is not an `EventTable`. `name` names the cohort if there
+    is a table of `sites`, and otherwise names the only site. Patients who are not in the table of
     sites are left out. Events occur together if they are at most `window_days` days apart. If
     `window_days` is 0 or None, events occur together if they belong to one encounter. `options` are
     the fields of `Options`.
@@ -459,7 +459,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, hint: str, *, label: bool = False
 ) -> TableSource:
-    """Load one value per patient into ``facts``. If a column is missing, suggest `hint`."""
+    """Fill the table ``facts`` with a value per patient. If a column is missing, suggest `hint`."""
     place, patient, column = table.file, table.patient, table.column
     value = f"lower({quoted(column)})" if label else quoted(column)
     load_table(

@@ -10,12 +10,12 @@ directive (a comment above a statement) determines how the statement is used:
   form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
   column rejects missing values. ``UNIQUE`` rejects duplicates. The source may lack a column that is
   declared with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet
-  an SQL condition, for which all columns are text. If the source is a database, ``-- @there SQL``
-  selects rows before their transfer. With ``-- @optional CONSEQUENCE``, the table stays empty if
-  the source lacks ``FILE``, and the read report states the consequence. A column ``code`` of type
-  ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``, ``code_2``, ... A star
-  in ``FILE`` matches any text. All tables that match ``FILE`` are combined, and the column ``part``
-  contains the matched text.
+  an SQL condition. The condition sees all columns as text. With ``-- @there SQL``, a source
+  database selects rows by an SQL condition. With ``-- @optional CONSEQUENCE``, the table stays
+  empty if the source lacks ``FILE``, and the read report states the consequence. A column ``code``
+  of type ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``, ``code_2`` and
+  so on. A star in ``FILE`` matches any text. All tables that match ``FILE`` are combined, and the
+  column ``part`` contains the matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
   of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
 - ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
@@ -26,15 +26,15 @@ directive (a comment above a statement) determines how the statement is used:
   ``@events`` query, the table ``people`` contains all patients who have events.
 - ``-- @describe``: a query that returns mode, code and description.
 - ``-- @patients``: a query that returns patient and site, with one row per patient.
-- ``-- @label NAME``: a query that returns patients whose label is 1. ``@patients`` must come first.
+- ``-- @label NAME``: a query for patients whose label is 1. ``@label`` must follow ``@patients``.
 - ``-- @stays``: a query that returns the columns patient, begun and ended of each hospital stay,
-  for the readmission label. ``@patients`` must come first.
+  for the readmission label. ``@stays`` must follow ``@patients``.
 
-``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the SQL condition is false, the
-table stays empty or the label is left out. A placeholder such as ``$by`` is replaced by an option's
-value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``, ``$file`` (the
-source's file name) and ``$tables`` (the source's table names in lower case). If ``FILE`` has a
-star, conditions may also use ``$part``.
+``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
+false, the table stays empty or the label is left out. A placeholder such as ``$by`` is replaced by
+an option's value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``,
+``$file`` (the source's file name) and ``$tables`` (the source's table names in lower case). If
+``FILE`` has a star, a condition may contain ``$part`` (the matched text).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement with a main directive (`kind`, `what`) and further directives (`more`)."""
+    """An SQL statement, its main directive (`kind`, `what`) and its further directives (`more`)."""
 
     sql: str
     kind: str
@@ -133,10 +133,10 @@ class Script:
 
     - `modes`: for each feature mode, in the tensor's order, the number of codes to keep (0: all).
       If an option has the same name as a mode, the mode is used only if the option is true.
-    - `window`: whether events occur together if they are at most a number of days apart (``days``),
-      in one encounter (``encounter``), or both (``days in encounter``).
-    - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
-      with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
+    - `window`: whether combined events are at most a number of days apart (``days``), in one
+      encounter (``encounter``), or both (``days in encounter``).
+    - `source`: ``tables``, or ``lines`` to read one text file into the table ``lines`` with the
+      columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must name the cohort, which otherwise gets the script's name.
     """
 
@@ -224,10 +224,10 @@ def read(
 
     `reader` is a script's path, or the name of a script in this package (such as ``mimic4``) or in
     another installed package. `source` is anything that `dpfact_flower.data.sources.open_source`
-    can open. `name` is the cohort's name, and may be omitted if the script is not `named`. If the
-    script's window is in days, events occur together if they are at most `window_days` days apart.
-    If `window_days` is 0 or None, events of the same encounter occur together. `given` contains the
-    script's options and the `Options` that all readers share.
+    can open. `name` is the cohort's name, which is optional unless the script's `named` is true. If
+    the script's window is in days, events occur together if they are at most `window_days` days
+    apart. If `window_days` is 0 or None, events of the same encounter occur together. `given`
+    contains the script's options and the `Options` that all readers share.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     values = script.checked({key: given.pop(key) for key in script.options if key in given})
@@ -394,7 +394,8 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` is a query for ``patient``, ``begun`` and ``ended``. Overlapping stays are merged.
+        The query `stays` returns ``patient``, ``begun`` and ``ended``. Overlapping stays are
+        merged.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):

@@ -24,11 +24,11 @@ _row, _size = compiled()(strict_row), compiled()(strict_size)
 def add_pairs(
     starts: Array, indices: Array, values: Array, offsets: Array, scale: float, total: Array
 ) -> None:
-    """Add each patient's contribution, scaled to norm `scale` and truncated toward 0, to `total`.
+    """Scale each patient's contribution to norm `scale`, truncate it, and add it to `total`.
 
-    `starts` holds the index of each patient's first cell, and then the index after the last cell.
-    `offsets` holds the index of each mode's first code, and then the index after the last code.
-    `total` holds, row by row, the strict upper triangle of a matrix with one row per code.
+    `starts` lists the index of each patient's first cell, followed by the index after the last
+    cell. `offsets` lists the index of each mode's first code, followed by the index after the last
+    code. `total` holds, row by row, the strict upper triangle of a matrix with one row per code.
     """
     modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
@@ -50,9 +50,9 @@ def add_pairs(
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
     """Assign numbers from 0 to one patient's distinct codes, mode by mode and in ascending order.
 
-    Return three arrays. The first array holds each distinct code, increased by `offsets[mode]`. The
-    second array holds each mode's lowest number, followed by the count of distinct codes. The third
-    array, of shape (cells, modes), holds the number of each cell's code in each mode.
+    The first returned array lists the codes, each increased by `offsets[mode]`. The second array
+    lists the number of each mode's first code, followed by the total number of codes. The third
+    array, of shape (cells, modes), lists the numbers assigned to each cell's codes.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
@@ -68,7 +68,7 @@ def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array
 
 @compiled()
 def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
-    """For each pair of modes, add the cells' counts, summed over all other modes, to `pairs`."""
+    """For each pair of modes, sum counts over the other modes, and add the sums to `pairs`."""
     cells, modes = places.shape
     for cell in range(cells):
         for mode in range(modes):
@@ -99,7 +99,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 @compiled()
 def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
-    """For any two cells in a column of an unfolding, add the product of their counts to `pairs`."""
+    """For any two cells in one column of the unfolding, add their counts' product to `pairs`."""
     cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1

@@ -18,7 +18,7 @@ GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
 
 
 class Facts(NamedTuple):
-    """A run's public facts (0: unknown). `sizes` holds the number of selected codes per mode."""
+    """A run's public facts. Unknown numbers are 0. `sizes` counts each mode's selected codes."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -38,20 +38,20 @@ class Facts(NamedTuple):
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
     def start_signal(self, rho: float) -> float:
-        """Return the start's signal-to-noise ratio if the start's release has the zCDP cost `rho`.
+        """Return the signal-to-noise ratio of a start whose release has the zCDP cost `rho`.
 
-        For I patients, R phenotypes, n codes, T sites and noise level sigma, the ratio is
-        ``(I / R) / (sigma sqrt(2 n T))``. The denominator approximates the largest eigenvalue of a
+        For I patients, R phenotypes, n codes, T sites and noise level sigma, the ratio is ``I / (R
+        sigma sqrt(2 n T))``. The noise is measured by the approximate largest eigenvalue of a
         co-occurrence matrix of pure noise.
         """
         noise = math.sqrt(2 * sum(self.sizes) * self.noises)
         return self.patients / self.rank / noise * math.sqrt(2 * rho)
 
     def signal(self, rho: float) -> float:
-        """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
+        """Return the signal-to-noise ratio of a refinement with the zCDP cost `rho` (0: unknown).
 
         The ratio is the number of patients per phenotype, divided by the norm of the sites' total
-        noise in one column of the largest mode's factor. The sensitivity is taken as 1.
+        noise in one column of the largest mode's factor. The sensitivity is assumed to be 1.
         """
         if not self.known:
             return 0.0

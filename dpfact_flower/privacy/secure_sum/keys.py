@@ -166,9 +166,9 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 class Question:
     """The server's request for all members' masked vectors.
 
-    `request` is the digest of the round's request. Masks cancel only if all sites use the same
-    digest. If a site drops out before sending its vector, the server makes a new `attempt`. `width`
-    is the number of bytes sent per masked word. `members` is sorted by name.
+    `request` is the digest of the round's request. Masks cancel only if all sites got the same
+    request. If a site drops out before sending its vector, the server makes a new `attempt`.
+    `width` is the number of bytes per element of a masked vector. `members` is sorted by name.
     """
 
     round: int
