@@ -394,8 +394,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        The query `stays` returns ``patient``, ``begun`` and ``ended``. Overlapping stays are
-        merged.
+        `stays` selects ``patient``, ``begun`` and ``ended``. Overlapping stays are merged.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):

@@ -40,9 +40,9 @@ class Facts(NamedTuple):
     def start_signal(self, rho: float) -> float:
         """Return the signal-to-noise ratio of a start whose release has the zCDP cost `rho`.
 
-        For I patients, R phenotypes, n codes, T sites and noise level sigma, the ratio is ``I / (R
-        sigma sqrt(2 n T))``. The noise is measured by the approximate largest eigenvalue of a
-        co-occurrence matrix of pure noise.
+        For I patients, R phenotypes, n codes, T sites and noise level sigma, the ratio is
+        ``I / (R sigma sqrt(2 n T))``. The noise is measured by the approximate largest eigenvalue
+        of a co-occurrence matrix of pure noise.
         """
         noise = math.sqrt(2 * sum(self.sizes) * self.noises)
         return self.patients / self.rank / noise * math.sqrt(2 * rho)
