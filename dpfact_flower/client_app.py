@@ -226,7 +226,7 @@ def _simulated_client(context: Context) -> DPFactClient:
 
 
 def simulated_settings(folder: Path) -> SiteSettings:
-    """Return settings that let simulated sites accept every privacy mode and every rule."""
+    """Return settings that let simulated sites accept any privacy mode and any federation rule."""
     return SiteSettings(
         state_dir=str(folder),
         allow_privacy="none,paper,patient",

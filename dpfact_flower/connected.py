@@ -68,7 +68,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Check that nodes accept `request`. Leave out nodes that refuse, or raise an error."""
+        """Check that nodes accept `request`. Raise an error or leave out nodes that refuse."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:

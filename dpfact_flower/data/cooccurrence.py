@@ -82,7 +82,7 @@ class Window:
 
     @property
     def column(self) -> str:
-        """Name of a required column: ``encounter`` if `same_encounter` is true, else ``time``."""
+        """Name of a required column (``encounter`` if `same_encounter` is true, else ``time``)."""
         return "encounter" if self.same_encounter else "time"
 
     @property

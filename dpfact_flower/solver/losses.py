@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether this module defines the gradient. If not, numba must not cache the kernels."""
+        """Whether this module defines the gradient, so that numba may cache the kernels."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:

@@ -231,7 +231,7 @@ def inner_product(tensor: SparseTensor, factors: Factors) -> float:
 def entry_sums(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Return float64 sums of (x - m)^2, x m and m^2 over entries x, with float32 model values m."""
+    """Return sums of squared errors, entries times model values, and squared model values."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _entry_sums(registers, stack, indices, values, tuple(offsets.tolist()))
 

@@ -83,9 +83,9 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 class Columns:
     """The column names of event tables. Names are not case-sensitive.
 
-    `description` may be empty if there are no descriptions. `time` or `encounter` may be empty if
-    the window does not need the column. If `encounter` names the patient column, all codes of a
-    patient belong to one encounter.
+    `description` may be empty if the tables have no descriptions. `time` or `encounter` may be
+    empty if the window does not need the column. If `encounter` names the patient column, all codes
+    of a patient belong to one encounter.
     """
 
     patient: str = "patient"

@@ -10,7 +10,7 @@ directive (a comment above a statement) determines how the statement is used:
   form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
   column rejects missing values. ``UNIQUE`` rejects duplicates. The source may lack a column that is
   declared with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet
-  an SQL condition. The condition sees all columns as text. With ``-- @there SQL``, a source
+  an SQL condition; in the condition, all columns are text. With ``-- @there SQL``, a source
   database selects rows by an SQL condition. With ``-- @optional CONSEQUENCE``, the table stays
   empty if the source lacks ``FILE``, and the read report states the consequence. A column ``code``
   of type ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``, ``code_2`` and
@@ -135,8 +135,8 @@ class Script:
       If an option has the same name as a mode, the mode is used only if the option is true.
     - `window`: whether combined events are at most a number of days apart (``days``), in one
       encounter (``encounter``), or both (``days in encounter``).
-    - `source`: ``tables``, or ``lines`` to read one text file into the table ``lines`` with the
-      columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
+    - `source`: either ``tables``, or ``lines`` to read one text file into the table ``lines`` with
+      the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must name the cohort, which otherwise gets the script's name.
     """
 
@@ -394,7 +394,7 @@ class _Work:
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
 
-        `stays` selects ``patient``, ``begun`` and ``ended``. Overlapping stays are merged.
+        `stays` is SQL for ``patient``, ``begun`` and ``ended``. Overlapping stays are merged.
         """
         dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
         if not count_rows(self.connection, dated):
