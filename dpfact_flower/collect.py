@@ -51,10 +51,10 @@ class RoundPolicy(NamedTuple):
     """The policy for missing replies in a round.
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
-    for lost sites. If later rounds need the sites' replies (`required`), sites that connect late
-    also get the request. If `required` is true, connected sites that have not replied get more time
-    and the request again. If fewer than `quorum` sites have replied, the server extends the time
-    limit by `grace` seconds. Nodes in `left_out` never get a request.
+    for lost sites to return. If later rounds need the sites' replies (`required`), sites that
+    connect late also get the request. If `required` is true, connected sites that have not replied
+    get more time and the request again. If fewer than `quorum` sites have replied, the server
+    extends the time limit by `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False

@@ -52,10 +52,10 @@ _CHUNK = 1 << 16  # approximate number of entries in a chunk
 class Fibres:
     """A tensor and its fibres. To create an instance, call `of`.
 
-    ``starts[i]`` is fibre i's first entry, ``patients[i]`` is patient i's first fibre,
-    ``blocks[i]`` is block i's first patient, ``chunks[i]`` is chunk i's first block, and
-    ``offsets[i]`` is mode i's first row in a stack. Each sequence ends with one more element: the
-    total number of entries, fibres, patients, blocks or rows.
+    ``starts`` lists each fibre's first entry. ``patients`` lists each patient's first fibre.
+    ``blocks`` lists each block's first patient. ``chunks`` lists each chunk's first block.
+    ``offsets`` lists each mode's first row in a stack. Each sequence ends with one more element:
+    the total number of entries, fibres, patients, blocks or rows.
     """
 
     tensor: SparseTensor

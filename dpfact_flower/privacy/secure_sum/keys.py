@@ -78,8 +78,8 @@ class Terms:
     """The public conditions of all secure sums in a job, which are the same for every site.
 
     `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
-    sorted names of all sites. At most `colluding` sites collude with the server, and at most
-    `dropouts` sites may drop out during a sum.
+    sorted names of all sites. At most `colluding` sites are assumed to collude with the server, and
+    at most `dropouts` sites may drop out during a sum.
     """
 
     job: str
