@@ -147,7 +147,7 @@ def test_the_commands_for_full_data_run_on_the_demos(
     monkeypatch.setattr("sys.argv", ["paper", *given, "--only", "data", "phenotypes"])
     main()
     text = (tmp_path / "runs" / "paper-full" / "evaluation.md").read_text()
-    assert "the leading phenotypes by lambda" in text
+    assert "the phenotypes with the largest weights (lambda)" in text
     assert "Not complete" not in text
 
 
