@@ -42,7 +42,7 @@ class AuditTarget:
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
     ) -> "AuditTarget":
-        """Plan a run as the server would, for `sites` sites and without a noise seed."""
+        """Plan a run of `sites` sites in the same way as a server, but without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         if privacy.secure_sums:
@@ -67,7 +67,7 @@ class AuditTarget:
         *,
         relative_l21: float = 0.0,
     ) -> "Transcript":
-        """Return the transcript of a run in which the server sends `anchors` as the factors."""
+        """Return the transcript of a run in which the server sends `anchors` as global factors."""
         solver, requests = replace(self.solver, relative_l21=relative_l21), {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)
@@ -97,7 +97,7 @@ class AuditTarget:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """A server's requests to a site in one run, created by `AuditTarget.transcript`.
+    """The requests that a server sends to a site in one run (see `AuditTarget.transcript`).
 
     `releases` maps a round's number to a release that replaces the site's own release.
     """
@@ -144,7 +144,7 @@ def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteDa
 
 
 def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
-    """Return a random selection of codes, as a server might send it."""
+    """Return a random selection of codes, such as a server might send."""
     if not target.privacy.codes_kept:
         return ()
     return tuple(

@@ -49,7 +49,7 @@ def plan(
 ) -> None:
     """Show the releases, noise, cost and expected quality of a planned run in patient mode.
 
-    The command reads no data and spends no budget. A run with the same settings has this plan.
+    Planning reads no data and spends no budget. A run with the same settings has the shown plan.
     """
     from dpfact_flower.estimation.outlook import needs_of, outlook_of
     from dpfact_flower.privacy.guarantee import delta_warning
@@ -309,7 +309,7 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the guarantee after each row (None for rows without cost), and the final guarantees.
+    """Return the guarantee after each row (None if the row has no cost), and all final guarantees.
 
     Releases with different privacy units or neighbouring relations have separate guarantees.
     """
@@ -326,7 +326,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """Return a table with a line per event. A release's last line shows the running total."""
+    """Return a table with a line per event. A release's last line shows the total so far."""
     from dpfact_flower.privacy import rounded_up
 
     title = (
@@ -355,7 +355,7 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
 
 
 def _replacing(guarantee: Guarantee) -> str:
-    """Return a line with the epsilon for replacing a record in brackets, or an empty string."""
+    """Return the bracketed epsilon for replacing a record, on a new line, or "" if unknown."""
     from dpfact_flower.privacy import rounded_up
 
     epsilon = guarantee.headline.replacing
@@ -363,7 +363,7 @@ def _replacing(guarantee: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """Yield sentences that state the total costs, followed by any warnings."""
+    """Yield sentences that state the total costs and what the totals do not cover."""
     if not totals:
         yield "nothing was charged"
     for total in totals:
@@ -409,7 +409,7 @@ def audit(
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Test the sensitivity and noise of releases in patient mode, and attack these releases.
+    """Test the sensitivity and noise of patient mode's releases, and run attacks on the releases.
 
     The audit sends nothing, spends no budget, and writes nothing into the hospital's state-dir. The
     exit code is 1 if a check fails.

@@ -2,7 +2,7 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-In each mode, all codes without a prefix are assigned one system, which must have names for at least
+Within a mode, all codes without a prefix get the same system, if the system has names for at least
 80 % of these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
@@ -159,8 +159,8 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
-    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first component of a
-    path determines the body system. Among other codes, only ICD diagnoses have a body system.
+    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, a path's first component
+    determines the body system. If some codes are not paths, only ICD diagnoses have a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -172,7 +172,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return a copy in which full names replace missing or abbreviated descriptions of codes."""
+    """Return a copy of a code list whose missing or abbreviated descriptions become full names."""
     of_codes = systems(vocabulary.name, vocabulary.codes)
     described = zip(of_codes, vocabulary.codes, vocabulary.descriptions, strict=True)
     texts = (
@@ -190,8 +190,8 @@ def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
-    Any other abbreviation must be shorter than the name and contain a shortened word. At least half
-    of the text's words must come from the name: in full, shortened or as initials.
+    Any other abbreviation must be shorter than the name, contain a shortened word, and take at
+    least half of its words from the name (in full, shortened or as initials).
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)

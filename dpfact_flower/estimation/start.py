@@ -3,9 +3,9 @@
 All sites' co-occurrence matrices are fitted jointly (`pair_fit`). Because the problem is not
 convex, the server compares several candidates. A *random* candidate is first fitted to the sum of
 the sites' matrices and then to the separate matrices. To make the *grown* candidate, the server
-repeatedly adds the factors that explain most of the residual. Let z be fresh noise with the same
-standard deviation as the noise in the releases P. Candidates are fitted to P + z / 2 and evaluated
-on P - 2 z, because these two sums have independent noise (docs/explanation/start.md).
+repeatedly adds the factors that explain most of the residual. The server fits candidates to one
+copy of the releases with added noise, and compares candidates on another copy with independent
+noise (docs/explanation/start.md).
 """
 
 import logging
@@ -65,8 +65,8 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
-    ``stacked diag(usage_t) stacked^T`` approximates the off-diagonal entries of site t's matrix. If
-    there are more than `MOST_SEPARATE` sites, t refers to a group of sites.
+    Each row of `usage` measures how common phenotypes are at one site, or in one group of sites
+    (see `MOST_SEPARATE`). `stacked` contains all modes' factors in a single matrix.
     """
 
     factors: Factors
@@ -114,9 +114,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum the releases in at most `MOST_SEPARATE` groups. Return the scaled sums and their scales.
+    """Sum the releases in at most `MOST_SEPARATE` groups. Return each group's scaled sum and scale.
 
-    Each sum is divided by its scale (the root of its group's size), to be as noisy as one release.
+    A group's scale is the square root of its size: a scaled sum is as noisy as one release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), MOST_SEPARATE))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -128,7 +128,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to `packed` + z / 2 (z: noise). Return the best one for `packed` - 2 z."""
+    """Fit candidates to one noisy copy of `packed`. Return the best candidate for another copy."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
@@ -160,7 +160,7 @@ def _best_candidate(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield (release, fresh noise) pairs. The same state of `rng` gives the same noise."""
+    """Yield (release, fresh noise) pairs. An `rng` in the same state draws the same noise."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -181,7 +181,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Return `fitted`, in which factors with only zeros are replaced by those of `before`."""
+    """Return the model `fitted`, but take factors that contain only zeros from `before` instead."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
@@ -226,7 +226,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find unit vectors f >= 0 and usages d >= 0 so that ``d_t f f^T`` best fits site t's residual.
+    """Find non-negative factors and usages that best explain the sites' residuals.
 
     Return between one and `most` dissimilar factors, best first. For `threshold`, see `fit_pairs`.
     """
@@ -245,9 +245,10 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Search for factors by power iterations. Return factors, usages and error reductions.
+    """Search for factors by power iterations. Return factors, usages and reductions in error.
 
-    `_TRIES` searches start with equal usages. Any other search starts with usage at only one site.
+    `_TRIES` searches start with equal usage at all sites. For each site, one more search starts
+    with usage at that site alone.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -272,7 +273,7 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """Return ``R_t X`` for every site. R_t is ``P_t - F diag(d_t) F^T`` with a zero diagonal."""
+    """Multiply each site's residual (data minus model, with a zero diagonal) by the matrix X."""
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F
@@ -282,5 +283,5 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
 
 
 def _off_diagonal(F: Floats) -> Floats:
-    """For each column f of F (norm 1), return the squared norm of f f^T off the diagonal."""
+    """For each unit column f of F, return the sum of squared off-diagonal entries of f f^T."""
     return np.asarray(np.maximum(1 - np.square(F * F).sum(axis=0), 1e-3))

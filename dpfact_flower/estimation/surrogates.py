@@ -1,11 +1,11 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
-If patients have few codes, the factors that best explain co-occurrences differ from the factors
-that best explain the patients' data. To correct the factors by refinement, a run would need dozens
-of rounds, each with a privacy cost. A fit to surrogate patients corrects the factors at no privacy
-cost (docs/explanation/start.md). A surrogate patient has a typical number of codes in each mode.
-The probability of drawing a code depends on the codes already drawn (naive Bayes). If a typical
-patient has many codes, codes depend less on each other.
+If patients have few codes, a fit to co-occurrences finds other factors than a fit to the patients'
+data. Refinement could correct the factors, but only in dozens of rounds, each with a privacy cost.
+A fit to surrogate patients corrects the factors at no privacy cost (docs/explanation/start.md). A
+surrogate patient has a typical number of codes in each mode. The probability of drawing a code
+depends on the codes already drawn (naive Bayes). The more codes a typical patient has, the more
+often a code is drawn by frequency alone.
 """
 
 import math
@@ -43,8 +43,8 @@ def surrogates_of(
 ) -> SparseTensor | None:  # fmt: skip
     """Draw surrogate patients, or return None if the sites' patients have too many codes.
 
-    `start` was computed from `releases`, whose values have noise of standard deviation `sigma`. If
-    `any_cells` is true, the number of codes has no limit.
+    `start` was computed from `releases`. Each released value has noise of standard deviation
+    `sigma`. If `any_cells` is true, the number of codes has no limit.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
@@ -79,7 +79,7 @@ def surrogate_patients(
 ) -> SparseTensor:  # fmt: skip
     """Draw patients whose co-occurrences follow `pairs`, a symmetric matrix with a zero diagonal.
 
-    Each combination of a patient's codes, one per mode, is a cell with value 1.
+    Each patient has a cell of value 1 for every combination of the patient's codes, one per mode.
     """
     offsets = np.cumsum([0, *sizes])
     # With probability `chance`, a code is drawn by frequency only, so that no code excludes
@@ -101,13 +101,13 @@ def surrogate_patients(
 def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
     """Estimate each mode's mean number of codes per patient from the co-occurrences `total`.
 
-    `total` has a block for each mode and for each pair of modes. A block's *mass* is the sum of its
-    pairs' co-occurrences. Suppose that a patient has k_n codes in mode n, and a cell for every
-    combination of codes. Then, up to a common factor, the mass is ``CROSS sqrt(k_m k_n)`` for modes
-    m and n, and ``sqrt(k_n (k_n - 1) / 2)`` for mode n alone. If q is the mass for mode n divided
-    by the mass for modes m and n, then ``k_n = 1 + 2 (CROSS q)^2 k_m``. Estimates range from 1 to
-    `_MOST_CODES`. If entries have noise of standard deviation `raised`, each mass is shifted by the
-    standard deviation of the mass's noise, so that counts increase.
+    The more codes patients have in a mode, the larger is the sum of co-occurrences within the mode,
+    relative to the sum of co-occurrences with other modes. If every patient has k codes in one
+    mode, m codes in another mode and a cell for each combination of codes, then the sum is
+    proportional to ``sqrt(k (k - 1) / 2)`` within the first mode, and to ``CROSS sqrt(k m)``
+    between the two modes. Estimates range from 1 to `_MOST_CODES`. If `raised` is the standard
+    deviation of each entry's noise, the result is an upper estimate: every sum is shifted by one
+    standard deviation of its noise.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -126,7 +126,7 @@ def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return codes' total co-occurrences with other modes, and P(row code | column code)."""
+    """Return codes' frequencies, and the probability of each row's code given a column's code."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

@@ -106,7 +106,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct `SiteSpending` once, with the names of the sites that share it."""
+    """Group sites with equal privacy costs. Return each group's `SiteSpending` and site names."""
     rows: dict[str, tuple[SiteSpending, list[str]]] = {}
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         rows.setdefault(repr(spent), (spent, []))[1].append(site)
@@ -145,7 +145,7 @@ def _figures(run: FinishedRun) -> dict[str, Any]:
 def cards(run: FinishedRun) -> list[dict[str, Any]]:
     """Return the content of each phenotype's card.
 
-    If a user has named a phenotype, the card shows that name above the title made from codes.
+    If a user has named a phenotype, the card shows the user's name above the title of codes.
     """
     model, table, unit = run.model, run.tables.table, f"{run.summary.row_unit}s"
     lists = model.rank * len(model.vocabularies)

@@ -68,7 +68,7 @@ def for_owner(path: str, flags: int) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Create and lock a folder, and yield whether this process had to wait for another process.
+    """Create and lock a folder. Yield True if this process had to wait for the lock.
 
     The lock never outlives the process. Raise a StateError if other users can change the folder.
     """
@@ -121,7 +121,7 @@ def _fill(handle: int, folder: Path, size: int) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a disk error into a StateError with the folder and the reason, but without data."""
+    """Turn a disk error into a StateError that names the folder and the reason, but no data."""
     try:
         yield
     except OSError as error:
@@ -207,7 +207,7 @@ def check_private(path: Path) -> None:
 
 
 def check_parents(folder: Path) -> None:
-    """Refuse a folder that any user could move, or whose path contains another user's symlink."""
+    """Refuse a folder if anyone could move it, or if its path contains another user's symlink."""
     try:
         parents = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         existing = [(path, path.lstat(), path.stat()) for path in parents if path.exists()]
@@ -227,7 +227,7 @@ def check_parents(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether the mode bits `writers` let other users replace a folder inside `above`."""
+    """Return whether the permission bits `writers` let other users replace a folder in `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
@@ -249,7 +249,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Return permission faults that let users other than root and `uid` access a path."""
+    """List permission faults by which users except root and `uid` could access a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: give its target"]
@@ -264,7 +264,7 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """Return permission faults that let users other than root and `uids` change or move a path."""
+    """List permission faults by which users except root and `uids` could change or move a path."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 

@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return the zCDP cost of one factor in one round, as set by `rho` or planned from epsilon."""
+    """Return a factor's zCDP cost per round: `rho`, or an equal share of the run's total cost."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
@@ -22,15 +22,14 @@ def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """Return the L2 sensitivity that the DPFact paper claims for `tau` passes of SGD over the data.
 
-    Wu and others (2017) prove the bound 2 tau L eta for permutation SGD under several assumptions.
-    The loss must be L-Lipschitz, beta-smooth and convex in all updated variables, and eta must be
-    at most 2/beta. Each pass must visit every entry once. The visiting order and the initial values
-    must not depend on the data. Clipping each entry's gradient to `clip` ensures L <= `clip`, but
-    the other assumptions do not hold. The loss is not convex in all factors jointly, and the l2,1
-    penalty couples all patients. Each round starts from noiseless factors that depend on the data.
-    If an entry changes from zero to one, the pass length changes. Zeros are sampled with
-    replacement, so a pass may repeat a zero. The step size adapts to the data. The result is not a
-    bound on the sensitivity.
+    Wu and others (2017) prove the bound ``2 tau clip eta`` for permutation SGD if gradients have
+    norms up to `clip`, but DPFact violates most other assumptions of the proof. The proof requires
+    a smooth convex loss, but DPFact's loss is not convex in all factors jointly, and the l2,1
+    penalty couples all patients. The proof requires that each pass visits every entry once, but
+    DPFact samples zeros with replacement, and one changed entry can change a pass's length. The
+    proof requires initial values that do not depend on the data, but each DPFact round starts from
+    noiseless factors that do. The proof requires a step size that does not depend on the data, but
+    DPFact's step size adapts to the data. The result is therefore not a bound on the sensitivity.
     """
     return 2 * tau * clip * eta
 
@@ -44,7 +43,7 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise to each factor, with the DPFact paper's variance sensitivity**2 / (2 rho).
+    """Add noise N(0, sensitivity**2 / (2 rho)) to each factor, as in the DPFact paper.
 
     Neighbouring data sets differ in the value of one tensor entry. `solver` holds the settings with
     which the factors were computed. The sensitivity is computed from `solver` and is not proven.

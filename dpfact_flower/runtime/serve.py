@@ -1,7 +1,7 @@
-"""Run DPFact on any Flower Grid or in this process, and write the run folder.
+"""Run DPFact on a Flower Grid or within one process, and write the results to a run folder.
 
-In a simulation, the sites' data and state are on this machine, so the results are evaluated too. In
-a deployment, the summary contains only what the server knows.
+In a simulation, all sites' data are on one machine, so this module also evaluates the model. In a
+deployment, the summary contains only what the server knows.
 """
 
 import platform
@@ -53,7 +53,7 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds simulated sites, which are by default read from the folder that the config names.
+    `cohort` holds the simulated sites. By default, sites are read from the config's folder.
     `durable` sites keep budgets. If `measured` is False, a simulation's model is not evaluated.
     """
     app, run, solver, privacy = config
@@ -89,7 +89,7 @@ def serve(
 
 
 def federate_config(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
-    """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder."""
+    """Run DPFact with all sites in this process, as a run config says. Return the run folder."""
     checked = RunConfig.read(config)
     if not prepare_data(checked.app):
         raise SettingsError("data: a run in one process needs data")
@@ -105,10 +105,10 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run DPFact as `federate_config` does, but with sites in memory.
+    """Run DPFact with all sites in this process, on a cohort in memory. Return the run folder.
 
-    If `own` is given, every site enforces these settings, such as the budget, and keeps a durable
-    ledger. Otherwise, the sites are simulated and accept every run.
+    If `own` is given, every site enforces the settings in `own` (for example, a budget) and keeps a
+    durable ledger. If `own` is None, the sites accept every run.
     """
     use_flower_handler()
     settings = own or simulated_settings(config.app.sites_folder)
@@ -124,7 +124,7 @@ def federate_cohort(
 
 
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
-    """Write files for ``dpfact report``, ``export`` and ``label`` to a strategy's `run_dir`.
+    """Write a strategy's results to its `run_dir`, for ``dpfact report``, ``export`` and ``label``.
 
     Call this function in your own ServerApp after its strategy has run. `vocabularies` holds the
     public code lists, one per feature mode (see `Vocabulary.load`). Return the run folder.
@@ -242,7 +242,7 @@ def _reasons_shown() -> Iterator[None]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """Return an app for sites in memory. A node's `partition-id` selects its site."""
+    """Return a ClientApp for sites in memory. A node's `partition-id` selects its site."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

@@ -91,7 +91,7 @@ class PatientRule(ServerRule):
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple if no factors have been computed yet.
 
-        If `auto_rank` lowered the rank, columns of zeros pad the factors to the requested rank.
+        If `auto_rank` lowered the rank, columns of zeros are added, up to the requested rank.
         """
         if not self._started:
             return ()
@@ -103,7 +103,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each site group's usage of each phenotype, or None if the round needs no usage."""
+        """Return how common each phenotype is in each group of sites, or None if not needed."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -112,12 +112,12 @@ class PatientRule(ServerRule):
         return np.pad(usages, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return a list with the shape of a reply's vector, or an empty list in the last round."""
+        """Return the shapes of the arrays in a reply: one vector, or nothing in the last round."""
         planned = self.plan.release_of(round_number)
         return [(planned.count,)] if planned else []
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the planned release's event, or an empty tuple in the last round."""
+        """Return the privacy event of the round's planned release, or () in the last round."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
         planned = self.plan.release_of(round_number)
         seeded = self.privacy.noise_seed >= 0

@@ -62,11 +62,11 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Return gamma, the elastic weight in equation (norm).
+        """Return gamma, the weight of the local objective's elastic term.
 
-        A relative weight is multiplied by the loss's curvature. If the loss is squared, a solver
-        that takes gradient steps (`steps`) also divides the weight by the mean number of visits per
-        row. Finally, a solver that takes gradient steps limits the weight to 1 / (2 eta).
+        A relative weight is multiplied by the curvature of the loss. If the solver takes gradient
+        steps and the loss is squared, the weight is also divided by the mean number of visits per
+        row. Gradient steps of size eta limit the weight to 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma
@@ -83,9 +83,9 @@ class Solver:
 
 
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
-    """Return the mean second derivative of an entry's loss with respect to a feature factor's row.
+    """Return the mean curvature of an entry's loss as a function of a feature factor's row.
 
-    The mean is taken over phenotypes, as if one phenotype explained each entry exactly.
+    The calculation assumes that a single phenotype explains each entry exactly.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     slope = np.vectorize(loss.gradient, otypes=[float])  # a gradient takes only numbers

@@ -2,10 +2,10 @@
 
 Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... The bytes are
 written in planes: first the lowest byte of every value, then the second-lowest, and so on. Most
-values are small, so the upper planes are mostly 0. Unpacking restores the float32 values exactly.
+values are small, so the higher bytes are mostly 0. Unpacking restores the float32 values exactly.
 
-The packed bytes are the step (float64, little-endian), followed by a zlib stream of the planes. The
-number of planes is the number of bytes in the largest integer.
+The packed bytes are the step (float64, little-endian), followed by a zlib stream of the byte
+planes. There are as many byte planes as bytes in the largest integer.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Plan the releases of patient mode, compute their statistics and add noise.
 
-`plan` derives the releases and their cost without patients' data. `statistics` and `pairs` compute
-sums over patients, in which each patient's contribution has a bounded norm. `releases` adds noise
-to the sums. The proof is in ``docs/explanation/proof.md``.
+The module `plan` derives releases and costs without patients' data. The modules `statistics` and
+`pairs` compute sums over patients, and bound each patient's contribution. The module `releases`
+adds noise to the sums. The proof is in ``docs/explanation/proof.md``.
 """
 
 from dpfact_flower.privacy.patient.releases import release, share, step_of

@@ -1,8 +1,8 @@
 """Mask 64-bit words by adding keystreams modulo 2**64, derive keys, and split seeds into shares.
 
-Sites send only `width` bytes of each masked word, starting at bit `LOW`. Dropping the other bits of
-a *masked* word is post-processing, which costs no privacy. Rounding a vector before masking would
-not be post-processing, because a sum of rounded vectors is not a function of the exact sum.
+Sites send only part of each masked word: `width` bytes, from bit `LOW` upwards. Dropping bits after
+masking is post-processing, which costs no privacy. Rounding a vector before masking would not be
+post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -59,13 +59,13 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    `purpose` includes the sites' names, so that keys differ even if a site copies a peer's key.
+    `purpose` names the sites, so that keys differ even if a site copies another site's key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add to `words` the keystreams of the keys in `added`, and subtract those of `subtracted`."""
+    """Add a keystream to `words` for each key in `added`; subtract one for each in `subtracted`."""
     operations = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
     streams = [  # each key is used only once, so the nonce may be zero
         (Cipher(ChaCha20(key, bytes(16)), None).encryptor(), operation)
@@ -82,7 +82,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return `width` bytes of each word, starting at bit `LOW`."""
+    """Return the part of each word that a site sends: `width` bytes, from bit `LOW` upwards."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -98,13 +98,13 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Interpret the lowest LOW + 8 * width bits of each word as a signed integer."""
+    """Convert words to signed integers, without the highest bits, which no site sends."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
-    """Draw a seed below `PRIME` that is uniform to within 2**-256 if `random_bytes` is uniform."""
+    """Draw a seed below `PRIME` from `random_bytes`, uniformly except for a bias below 2**-256."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
     return number.to_bytes(SEED_BYTES, "little")
 

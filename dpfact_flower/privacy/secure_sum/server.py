@@ -11,7 +11,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Return the shares that other sites encrypted for a site, keyed by sender."""
+    """Map each other site's name to the share that it encrypted for `site`."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -34,8 +34,8 @@ def unmasked(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors.
 
-    `answers` must hold every member's answer to `question`, and `unopened` must return an empty
-    list. For each member, the unsent low bits increase the noise's variance by about a millionth.
+    All members must have answered `question`, and `unopened` must return an empty list. The low
+    bits that a member does not send add about a millionth to the variance of the member's noise.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
@@ -49,7 +49,7 @@ def unmasked(
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Return the received shares of a site's seed, keyed by each sender's position."""
+    """Map the position of each sender (counted from 1) to its share of a site's seed."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)
