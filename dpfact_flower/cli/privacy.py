@@ -49,7 +49,7 @@ def plan(
 ) -> None:
     """Show the releases, noise, cost and expected quality of a planned run in patient mode.
 
-    Planning reads no data and spends no budget. A run with the same settings has the shown plan.
+    Planning reads no data and spends no budget. A run with the same settings uses the same plan.
     """
     from dpfact_flower.estimation.outlook import needs_of, outlook_of
     from dpfact_flower.privacy.guarantee import delta_warning

@@ -81,7 +81,7 @@ def start_factors(
     sigma: float,
     rng: np.random.Generator,
 ) -> Start:
-    """Fit factors to packed co-occurrences whose noise has standard deviation `sigma`."""
+    """Fit factors to the released co-occurrences, whose noise has standard deviation `sigma`."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases)
     with one_blas_thread:  # sums must not depend on the machine
@@ -128,7 +128,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to one noisy copy of `packed`. Return the best candidate for another copy."""
+    """Return the candidate that, fitted to one noisy copy of `packed`, best fits another copy."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]

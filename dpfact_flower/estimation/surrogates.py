@@ -163,7 +163,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return one row for each combination of a patient's codes: the patient and a code per mode."""
+    """Return a row (patient, then one code per mode) for each combination of a patient's codes."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]

@@ -66,7 +66,7 @@ class Solver:
 
         A relative weight is multiplied by the curvature of the loss. If the solver takes gradient
         steps and the loss is squared, the weight is also divided by the mean number of visits per
-        row. Gradient steps of size eta limit the weight to 1 / (2 eta).
+        row. With gradient steps of size eta, the weight is at most 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma
