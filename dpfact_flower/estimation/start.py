@@ -181,7 +181,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Return the model `fitted`, but take factors that contain only zeros from `before` instead."""
+    """Return the model `fitted`, with all-zero factors replaced by the same factors of `before`."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 

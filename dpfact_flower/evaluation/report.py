@@ -145,7 +145,7 @@ def _figures(run: FinishedRun) -> dict[str, Any]:
 def cards(run: FinishedRun) -> list[dict[str, Any]]:
     """Return the content of each phenotype's card.
 
-    If a user has named a phenotype, the card shows the user's name above the title of codes.
+    If a user has named a phenotype, the card shows the new name above the title of codes.
     """
     model, table, unit = run.model, run.tables.table, f"{run.summary.row_unit}s"
     lists = model.rank * len(model.vocabularies)
