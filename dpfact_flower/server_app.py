@@ -1,4 +1,4 @@
-"""The ServerApp, Flower's entry point on the server."""
+"""Define the ServerApp, Flower's entry point on the server."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp

@@ -141,7 +141,7 @@ def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str
 
 
 def _truncated(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
-    """Map each truncated code of three or more characters to its full codes' most common group."""
+    """Map each truncated code (3 or more characters) to the commonest group of its full codes."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(3, len(code)):

@@ -1,9 +1,9 @@
 """Estimate, from a run's releases, how likely each phenotype is to exist in other patients.
 
-The server adds fresh noise z to the sum P of the sites' releases, and also subtracts z from P. If z
-is as strong as P's noise, then P + z and P - z (the *halves*) have independent noise. Models fitted
-to the two halves share only structure in the patients' data. A phenotype in most models fitted to
-halves probably exists in other patients too (docs/explanation/certainty.md).
+The server draws fresh noise, as strong as the noise in the sum of the sites' releases. The sum plus
+the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise. Models
+fitted to the two halves share only structure in patients' data. A phenotype in most of the fitted
+models probably exists in other patients too (docs/explanation/certainty.md).
 """
 
 import math
@@ -56,10 +56,10 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """For `SPLITS` draws of noise z, yield P + z and P - z, where P is the sum of the releases.
+    """For `SPLITS` draws of noise, yield the releases' sum plus the noise, and minus the noise.
 
-    The noise in each value of P, and in each entry of a half, has standard deviation `noise`.
-    (Adding z multiplies the noise by sqrt(2), and `matrices_of` divides all values by sqrt(2).)
+    The noise in each value of the releases' sum has standard deviation `noise`. Adding fresh noise
+    multiplies the standard deviation by sqrt(2), and `matrices_of` divides all values by sqrt(2).
     """
     total = summed(releases)
     for _ in range(SPLITS):
@@ -140,11 +140,11 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
-    """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
+    """Return each phenotype's probability of being absent from a noiseless fit to other patients.
 
-    See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The chance is
-    at least one half for phenotypes whose codes may be merely frequent (see `_CLEAR`). If `cells`
-    exceeds `_MANY_CELLS`, the chance of similar phenotypes (see `alike`) is at least one half too.
+    See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. A phenotype
+    whose codes may be merely frequent (see `_CLEAR`) gets at least one half. If `cells` exceeds
+    `_MANY_CELLS`, a phenotype that is similar to another (see `alike`) gets at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -162,7 +162,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Raise chances that imply a share of absent phenotypes over `_USUAL` (Saerens et al. 2002)."""
+    """Raise chances if the share of absent phenotypes exceeds `_USUAL` (Saerens et al. 2002)."""
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
     for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)

@@ -1,7 +1,7 @@
 """Compare finished runs in a table and on a page, and find phenotypes that several runs share.
 
-A phenotype is unlikely to be due to chance if another run finds the same phenotype, whether that
-run uses fresh noise, no noise or other data. Comparisons use only run folders, not patients' data.
+A phenotype that another run also finds is unlikely to be due to chance. The other run may use fresh
+noise, no noise or other data. Comparisons use only run folders, not patients' data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _read(folders: Sequence[Path]) -> dict[str, FinishedRun]:
-    """Read the runs, and return them by the names of their folders, or by path if names clash."""
+    """Return a mapping from folder names to runs. For names that clash, use paths instead."""
     names = [folder.resolve().name for folder in folders]
     return {
         name if names.count(name) == 1 else str(folder): FinishedRun.read(folder)
@@ -147,7 +147,7 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs, which must have the same modes.
 
-    Raise an error if one of the `others` is the run itself, or is uninformative.
+    Raise an error if one of the `others` is the run itself or an uninformative run.
     """
     first, *runs = map(FinishedRun.read, (folder, *others))
     for other, run in zip(others, runs, strict=True):

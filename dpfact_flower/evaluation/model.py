@@ -43,9 +43,9 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. Phenotype numbers start at 1. Some phenotypes have a `name`.
 
-    `place` is 1 for the code with the mode's largest share, 2 for the next code, and so on.
-    `weight` is the code's entry in the factor, and `share` is `weight` divided by the column's sum
-    of absolute values. `lift` is `share` divided by the code's mean share over all phenotypes.
+    `place` is the code's rank by `share` in its mode, starting at 1. `weight` is the code's entry
+    in the factor matrix. `share` is `weight` divided by the sum of the phenotype's absolute weights
+    in the mode. `lift` is `share` divided by the code's mean share over all phenotypes.
     `false_discovery` is the estimated probability that a fit to other patients lacks the phenotype.
     """
 
@@ -152,7 +152,7 @@ class GlobalModel:
         return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Return the codes with non-zero weights by phenotype and mode, largest share first."""
+        """Map each phenotype and mode to the codes with non-zero weights, largest share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
@@ -182,7 +182,7 @@ class GlobalModel:
 
         To fit the phenotypes themselves to a site, use ``dpfact site refit``. A site's code lists
         may be in any order, may contain other codes, and may lack some, but not all, of the model's
-        codes. Codes that a list lacks count as absent from every record, and thus lower the scores.
+        codes. Codes missing from the lists count as absent from all records, and lower the scores.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -199,7 +199,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model with the site's scores, and with feature columns scaled to norm 1."""
+        """Return a CP model of the site's scores, and of feature factors with columns of norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 
@@ -220,7 +220,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _recoded(self, site: SiteData) -> tuple[SparseTensor, int]:
-        """Return the tensor indexed by the model's codes, and how many codes the site lacks."""
+        """Index the site's tensor by the model's codes, and count the codes that the site lacks."""
         own = [vocabulary.name for vocabulary in site.vocabularies]
         if sorted(own) != sorted(self.modes):
             raise DataError(
@@ -246,7 +246,7 @@ class GlobalModel:
 
 
 def unique(names: Mapping[int, str], *reserved: str) -> dict[int, str]:
-    """Append each clashing name's number to the name, until all names are different."""
+    """Append numbers to names that clash, until all names are different."""
     result = dict(names)
     while max((uses := Counter([*reserved, *result.values()])).values()) > 1:
         result = {n: f"{name} ({n})" if uses[name] > 1 else name for n, name in result.items()}

@@ -83,7 +83,7 @@ def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
 def phrase(description: str, code: str) -> str:
     """Return the last part of a code's description, or the code if the description is empty.
 
-    Parts are separated by ``|``. If a description has four or more parts, return the last two.
+    Parts are separated by ``|``. If there are four or more parts, return the last two parts.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -154,7 +154,7 @@ def first_line(
 ) -> str:
     """Summarise a run in one sentence, such as ``Twenty patterns; nine are stable``.
 
-    `labels` has each phenotype's `certainty`. `unit` names the rows, such as ``patients``.
+    `labels` has each phenotype's `certainty`. `unit` is the name for rows, such as ``patients``.
     """
     counts, rank = Counter(label for own in labels for label in own), len(labels)
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
@@ -228,7 +228,7 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Explain the `certainty` labels that a phenotype gets from `pairs` and from `chance`.
+    """Explain a phenotype's `certainty` labels, which depend on `pairs` and `chance`.
 
     `same` lists the phenotypes that differ from the described phenotype in only one mode.
     """

@@ -46,7 +46,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """Base class of the key files of reviews and surveys. `model` is the model file's digest."""
+    """Base class for key files of reviews and surveys. `model` is the run's `digest`."""
 
     model: str
 
@@ -87,7 +87,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """The rounded share of confirmed charts and the number of charts (None if under ten)."""
+        """Rounded share of confirmed charts and number of charts (both None if under ten)."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -126,8 +126,8 @@ def write_sheet(
 ) -> Path:
     """Write a review's sheet, page and key, readable only by their owner. Return the sheet's path.
 
-    Half of the chosen patients have the highest scores. The other chosen patients have the scores
-    nearest to the threshold, above or below it. `seed` determines the random order.
+    Half of the chosen patients have the highest scores. The other half have scores just above or
+    just below the threshold for having the phenotype. `seed` determines the random order.
     """
     sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
@@ -197,7 +197,7 @@ def apply_verdicts(folder: Path, verdicts: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Return the chosen patients' rows, shuffled, and whether each score is near the threshold."""
+    """Return the chosen patients' rows in random order, and which scores are near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())
@@ -237,7 +237,7 @@ def _bare(patient: str) -> str:
 def new_files(folder: Path, out: Path) -> list[Path]:
     """Return the paths of a sheet, page and key (`out` plus ``.csv``, ``.html``, ``.key.json``).
 
-    Raise an error if one of the files exists, or if `out` is in the run's `folder`.
+    Raise an error if one of the three files exists, or if `out` is in the run's `folder`.
     """
     library("jinja2")
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
@@ -265,9 +265,9 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location (file and line) and cells of each line, except blank lines and notes.
+    """For each line except blank lines and notes, yield the location (file and line) and cells.
 
-    Detect the separator and the encoding. Raise an error if two lines have the same first cell.
+    Detect the file's separator and encoding. Raise an error if two lines have the same first cell.
     """
     try:
         content = sheet.read_bytes()

@@ -1,8 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. In each made-up item, one leading code or all codes
-of the last mode come from another phenotype. The key says which items are real, so nobody should
-read the key before the survey ends. A survey reveals no more about patients than the model does.
+Half of the items are the model's phenotypes. Made-up items take one leading code, or all codes of
+the last mode, from another phenotype. Nobody should read the key file, which lists the real items,
+before the survey ends. A survey reveals no more about patients than the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ class Answers:
     given: dict[int, str]
 
     def __str__(self) -> str:
-        """Describe the accuracy, its Wilson 95 % interval, kappa, and accuracy by kind of item."""
+        """Describe accuracy (with a Wilson 95 % interval), kappa, and accuracy by kind of item."""
         if not self.given:
             return f"{self.name}: no item is answered"
         truth = {n: self.items[n].truth for n in self.given}
@@ -85,7 +85,7 @@ class Answers:
 
 
 def agreement(one: Answers, two: Answers) -> str:
-    """Return Cohen's kappa for two readers over the items that both have answered."""
+    """Return Cohen's kappa for the items that two readers both answered."""
     both = one.given.keys() & two.given.keys()
     kappa = _kappa({n: one.given[n] for n in both}, two.given)
     return f"{one.name} and {two.name}: kappa {kappa} over {len(both)} items"
@@ -124,7 +124,7 @@ def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
-    """Return the kappa of `one` and `two`, or ``undefined`` if all answers are the same."""
+    """Return Cohen's kappa for two readers' answers, or ``undefined`` if all answers are equal."""
     pairs = [(one[n], two[n]) for n in sorted(one)]
     if len({answer for pair in pairs for answer in pair}) < 2:
         return "undefined"
@@ -165,7 +165,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, mode: str, numbers: Sequence[int]) -> list[Item]:
-    """Replace each phenotype's codes in one mode with those of a dissimilar phenotype."""
+    """Replace each phenotype's codes in one mode with the codes of a dissimilar phenotype."""
     own = {number: _leading(lists[number]) for number in numbers}
 
     def partners(shift: int) -> list[tuple[int, int]]:

@@ -4,9 +4,9 @@ Floating-point noise can reveal the protected value (Mironov 2012). This module 
 integer arithmetic. As the privacy proof assumes, each integer n has a probability exactly
 proportional to exp(-n**2 / (2 SIGMA**2)).
 
-The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. The proposals are
-discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, every random decision
-is an exact comparison of two integers.
+The rejection sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. The sampler
+proposes discrete Laplace values with scale `SIGMA`. Because `SIGMA` is a power of two, every random
+decision is an exact comparison of two integers.
 
 If the random bytes run out in the middle of a sample, the sampler reads more bytes and restarts at
 the sample's first bit. No two samples share bits. The time to draw a sample depends only on the
@@ -82,10 +82,10 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 
 @compiled()
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Return True with probability exp(-gamma) for gamma = numerator / 2**bits <= 1 (Algorithm 1).
+    """Return True with probability exp(-gamma), where gamma = numerator / 2**bits (Algorithm 1).
 
-    Algorithm 1 needs Bernoulli(gamma/k) draws. A Bernoulli(gamma/k) draw is the product of a
-    Bernoulli(1/k) draw and an independent Bernoulli(gamma) draw.
+    Algorithm 1 needs Bernoulli(gamma/k) draws and gamma <= 1. A Bernoulli(gamma/k) draw is the
+    product of a Bernoulli(1/k) draw and an independent Bernoulli(gamma) draw.
     """
     k = 1
     while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
@@ -124,12 +124,11 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
 @compiled()
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
+    """Draw a discrete Gaussian value with standard deviation s = 2**bits (Algorithm 3 with t = s).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Let the distance
-    between |y| and S be whole * S + rest, with integers whole >= 0 and 0 <= rest <= S. The
-    acceptance probability is the product of exp(-whole**2 / 2), exp(-whole * rest / S) and
-    exp(-rest**2 / (2 S**2)). Each exponent is an integer divided by a power of two.
+    A discrete Laplace value y is accepted with probability exp(-(|y| - s)**2 / (2 s**2)), where s
+    is 2**bits. The acceptance probability is the product of three factors exp(-k / 2**b), with
+    integers k and b, and each factor is drawn exactly (see docs/explanation/noise.md).
     """
     while True:
         value = _laplace(bits, words, cursor)
@@ -149,7 +148,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Fill `samples` from index `done` on, with bits from `position` on, until the bits run out.
+    """Draw the samples from index `done` on, using the bits from `position` on, while bits remain.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

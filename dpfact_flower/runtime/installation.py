@@ -1,8 +1,8 @@
 """Write certificates, keys, settings and systemd units for a coordinating centre or a hospital.
 
-Only ``install.sh`` needs root. The administrator should read this script before running it. To try
-a deployment on one machine, use ``start.sh``, which runs the units' commands as the current user.
-All TLS certificates pass the stricter verification of Python 3.13 and later.
+Only ``install.sh`` needs root, and the administrator should read ``install.sh`` before running it.
+To try a deployment on one machine, use ``start.sh``, which runs the systemd units' commands as the
+current user. All TLS certificates pass the stricter verification of Python 3.13 and later.
 """
 
 import datetime
@@ -124,7 +124,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path) -> None:
-    """Create `folder`, readable for all users. Refuse the folder of a centre or hospital."""
+    """Create a folder readable for all users. Refuse a folder that a centre or hospital uses."""
     _check(str(folder))
     for part, owner in (("flwr", "centre"), ("node", "hospital")):
         if (folder / part).exists():

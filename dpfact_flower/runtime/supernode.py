@@ -1,7 +1,7 @@
 """Fetch messages from a SuperNode for the executor, and send the executor's replies.
 
 Flower has no public way to answer messages without running the app that the SuperLink sends. This
-module therefore calls the SuperNode's Runtime API through Flower's private modules. Those modules
+module therefore calls the SuperNode's Runtime API through Flower's private modules. Private modules
 may change, so the executor refuses untested versions of Flower.
 """
 
@@ -49,7 +49,7 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """The address of a SuperNode, with a check that the expected user owns the listening process.
+    """The address of a SuperNode, whose listening process must belong to the expected user.
 
     A SuperNode does not prove its identity. While the SuperNode is down, another user's process
     could bind the port and spend the hospital's privacy budget with forged messages. `intercept`
@@ -133,7 +133,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message on entry, and report the message as done on exit.
 
     Yield the message, its `Context`, and a function that sends the reply to the SuperNode. After an
-    error, stop the heartbeats, but report nothing. The SuperNode then replies with an error after
+    error, stop the heartbeats without a report, so that the SuperNode replies with an error after
     one minute. If the message were reported as done, the SuperNode would wait forever for a reply.
     """
     retries = make_simple_http_retry_invoker()

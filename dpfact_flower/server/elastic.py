@@ -27,8 +27,8 @@ _LEAST = 1e-6
 class ElasticRule(ServerRule):
     """The server's rule for elastic averaging, which the DPFact paper describes.
 
-    The initial factors (the start) are drawn at random from the public seed. In mode "none", the
-    server can instead compute the start from the sites' co-occurrences. With long code lists, a
+    By default, the initial factors are drawn at random from the public seed. In mode "none", the
+    server can compute the initial factors from the sites' co-occurrences. With long code lists, a
     start from co-occurrences takes two rounds: one for code counts, and one for co-occurrences of
     the most frequent codes. Co-occurrences also determine the weight of each site's factors in
     later rounds. A subclass that overrides `update` always starts from random factors.
@@ -125,10 +125,10 @@ class ElasticRule(ServerRule):
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the global factors towards the mean of the sites' factors, with weights `shares`.
+        """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        A round makes `parts` calls, which cover a fraction ``T * step`` of the distance to the mean
-        of T sites. Each call covers ``1 - (1 - T * step) ** (1 / parts)`` of the distance left.
+        If a round makes several calls (`parts`), the calls together cover the same fraction of the
+        distance to the mean as one call. Each call covers the same fraction of the distance left.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -177,11 +177,11 @@ class ElasticRule(ServerRule):
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return the sites' weights for each phenotype, as an array of shape (sites, phenotypes).
 
-        Let Q_tr be the error's curvature for phenotype r at site t, and Q_t the mean of Q_tr over
-        all phenotypes. The solver divides the gradient for phenotype r by ``Q_tr + pull Q_t``,
-        where ``pull`` is the strength of the elastic pull. The weight of site t for phenotype r is
-        proportional to ``Q_tr + pull Q_t``. The weighted mean of the sites' factors therefore moves
-        along the sum of the sites' gradients, and converges to a minimum of the pooled error.
+        A site's weight for a phenotype is proportional to the curvature of the site's error, plus
+        the strength of the elastic pull times the mean curvature over phenotypes. The site's solver
+        divides the phenotype's gradient by the same sum. The weighted mean of the sites' factors
+        therefore moves along the sum of the sites' gradients, and converges to a minimum of the
+        pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -215,9 +215,9 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    If `step` is not 0, return `step`. If `step` is 0, return eta * gamma, as in the DPFact paper,
-    or 1 / sites if the solver does not use both eta and gamma. With the step 1 / sites, the new
-    global factors are the sites' mean. Refuse a step that is 0 or unstable.
+    If `step` is not 0, return `step`. If `step` is 0 and the solver uses eta and gamma, return eta
+    * gamma, as in the DPFact paper. Otherwise, return 1 / sites, so that the new global factors are
+    the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -237,7 +237,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Return ``F^ + step * sum_t (F~_t - F^)`` for global factors F^ and the sites' factors F~_t.
+    """Return the global factors plus `step` times the sum of the sites' differences from them.
 
     With step = eta * gamma, the result is the DPFact paper's update. Replies must be sorted by
     site, because the order affects floating-point sums. `shares` are the sites' relative weights.

@@ -1,7 +1,7 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
-The server knows only the charges for replies that it received. If a reply is lost, its charge
-appears only in the site's own ledger.
+The server knows only the charges for replies that it received. If a reply is lost, the reply's
+charge appears only in the site's own ledger.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Fit a site's own model: in a round of mode "none" or "paper", or after a run in patient mode."""
+"""Fit a site's own model in a round of mode "none" or "paper", or after a run in patient mode."""
 
 import math
 import time
@@ -51,7 +51,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings. Use `start` to convert a relative l2,1 weight to `mu`."""
+    """Return a round's solver settings. Use `start` to compute `mu` from a relative l2,1 weight."""
     solver = request.solver
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.

@@ -70,7 +70,7 @@ class CPModel:
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """Weight lambda_r of each component, the product of its column norms."""
+        """Weight of each component: the product of the component's column norms."""
         return column_weights(self.factors)
 
     def with_unit_features(self) -> CPModel:
@@ -109,11 +109,11 @@ class CPModel:
         return ktensor([*map(unit_columns, self.factors)], self.weights)
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return float64 sums of squared errors, slowly, as a reference for `solver.mttkrp`.
+        """Return the sums of squared errors in float64, as a slow reference for `solver.mttkrp`.
 
-        For model M, the error over zero cells is ||M||^2 minus the squared model values at the
-        non-zeros. This difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> +
-        ||M||^2.
+        The error over zero cells is the model's squared norm minus the squared model values at
+        non-zero cells. Expanding the squared error over all cells would lose more digits to
+        cancellation.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
@@ -137,7 +137,7 @@ def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Return factors as read-only float64 arrays. Refuse matrices that form no model."""
+    """Return factors as read-only float64 arrays. Refuse matrices that do not form a model."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -158,7 +158,7 @@ def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
 
 
 def column_weights(factors: Matrices) -> Floats:
-    """Return each component's weight, the product of its column norms in all modes."""
+    """Return each component's weight: the product of the component's column norms in all modes."""
     return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
 
 
@@ -197,7 +197,7 @@ class Match:
     """A matching of two models' components. Each component is in at most one pair.
 
     Pair p consists of component ``estimate[p]`` of one model and ``truth[p]`` of the other. Pairs
-    are ordered by `truth`. `cosines` holds, for each pair, the product of the cosines in all modes.
+    are ordered by `truth`. For each pair, `cosines` holds the product of the cosines in all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -208,9 +208,10 @@ class Match:
 def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
-    The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. Cosines keep their signs, as in the DPFact paper. If some modes'
-    factors are missing, columns' signs are arbitrary, so use only non-negative factors.
+    The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum of cosine products. A
+    column of zeros has cosine 0 with every column. Cosines keep their signs, as in the DPFact
+    paper. If some modes' factors are missing, signs are arbitrary, so use only non-negative
+    factors.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """
@@ -220,8 +221,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
     """Return the cosine product that each component of `estimate` reaches in a match by chance.
 
-    The result is the 95th percentile over matches with artificial components, which take each mode
-    from a different component of `truth`. If no artificial component exists, return zeros.
+    The result is the 95th percentile over matches with artificial components, whose modes come from
+    different components of `truth`. If no artificial component exists, return zeros.
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape
@@ -252,9 +253,9 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
     The formula is from the section "Privacy" of the DPFact paper. `match_columns` pairs components.
     A pair's score is the product of its cosines. If both arguments are a `CPModel`, the score is
-    multiplied by ``1 - |xi - xi'| / max(xi, xi')``, with the components' weights xi and xi'. The
-    FMS is the sum of the scores, divided by the larger rank, so a missing or spurious component
-    counts as 0. (pyttb divides the sum by the smaller rank.)
+    multiplied by 1 minus the relative difference between the components' weights. The FMS is the
+    sum of the scores, divided by the larger rank, so a missing or spurious component counts as 0.
+    (pyttb divides the sum by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)

@@ -1,1 +1,1 @@
-"""Read EHR tables into a `Cohort`, with an SQL script or module for each kind of EHR."""
+"""Read EHR tables into a `Cohort`. Each kind of EHR has its own SQL script or module."""

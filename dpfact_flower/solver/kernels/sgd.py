@@ -1,8 +1,8 @@
-"""Stochastic gradient steps, implemented with explicit vector instructions.
+"""Take stochastic gradient steps with explicit vector instructions.
 
-A factor's row is divided into slices that fill `registers`, and the tuple `slices` has one element
-per slice. For each number of slices, numba compiles a kernel with unrolled loops. Kernels for a
-fixed number of slices are 20 % faster than kernels for any rank.
+A factor's row is divided into slices, each of which fills the processor registers that `registers`
+stands for. The tuple `slices` has one element per slice. For each number of slices, numba compiles
+a kernel with unrolled loops, which is 20 % faster than a kernel for any number.
 """
 
 import functools
@@ -47,11 +47,11 @@ Float = Any  # numba's float32
 class Step:
     """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
-    `gamma` is the elastic weight. Visits to entries also pull feature rows towards the anchors, but
-    visits to zero cells do not. `clip` limits the 2-norm of a row's gradient step to eta * clip,
-    but does not limit the elastic pull. If `clip` is 0, steps are not limited. `floor` is the
-    smallest value allowed in a factor: 0 or minus infinity. For patients' rows, the step size is
-    eta * patients, and the limit on the 2-norm is eta * clip * sqrt(patients).
+    `gamma` is the elastic weight. Visits to non-zero cells also pull feature rows towards the
+    anchors. `clip` limits the 2-norm of a row's gradient step to eta * clip, but does not limit the
+    elastic pull. If `clip` is 0, steps are not limited. `floor` is the smallest value allowed in a
+    factor: 0 or minus infinity. For a patient's row, the parameter `patients` multiplies the step
+    size, and the square root of `patients` multiplies the limit.
     """
 
     eta: float
@@ -67,8 +67,8 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 
     `stack` holds all factors, and is updated in place. `anchors` holds the global feature factors.
     Row i of `anchors` corresponds to row n + i of `stack`, where n is the number of patients.
-    `rows` holds row numbers in `stack`. `counts` holds each entry's count and each sampled zero
-    cell's negated weight. A visit with the count 0 takes no step.
+    `rows` holds row numbers in `stack`. `counts` holds the count of each non-zero cell, and the
+    negated weight of each sampled zero cell. A visit with the count 0 takes no step.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
