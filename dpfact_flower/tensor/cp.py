@@ -210,8 +210,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum of cosine products. A
     column of zeros has cosine 0 with every column. Cosines keep their signs, as in the DPFact
-    paper. If some modes' factors are missing, signs are arbitrary, so use only non-negative
-    factors.
+    paper. If some modes' factors are missing, signs are arbitrary, so use non-negative factors.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """
