@@ -1,9 +1,9 @@
 """Estimate, from a run's releases, how likely each phenotype is to exist in other patients.
 
-The server draws fresh noise, as strong as the noise in the sum of the sites' releases. The sum plus
-the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise. Models
-fitted to the two halves share only structure in patients' data. A phenotype in most of the fitted
-models probably exists in other patients too (docs/explanation/certainty.md).
+The server draws fresh noise that is as strong as the noise in the sum of the sites' releases. The
+sum plus the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise.
+Models fitted to the two halves share only structure in patients' data. A phenotype in most of the
+fitted models probably exists in other patients too (docs/explanation/certainty.md).
 """
 
 import math
@@ -56,7 +56,7 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """For `SPLITS` draws of noise, yield the releases' sum plus the noise, and minus the noise.
+    """Yield the releases' sum plus noise and minus the same noise, for `SPLITS` draws of noise.
 
     The noise in each value of the releases' sum has standard deviation `noise`. Adding fresh noise
     multiplies the standard deviation by sqrt(2), and `matrices_of` divides all values by sqrt(2).
@@ -142,9 +142,9 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return each phenotype's probability of being absent from a noiseless fit to other patients.
 
-    See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. A phenotype
-    whose codes may be merely frequent (see `_CLEAR`) gets at least one half. If `cells` exceeds
-    `_MANY_CELLS`, a phenotype that is similar to another (see `alike`) gets at least one half.
+    See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The
+    probability is at least one half if a phenotype's codes may be merely frequent (see `_CLEAR`).
+    If `cells` exceeds `_MANY_CELLS`, similar phenotypes (see `alike`) have a probability >= 0.5.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -162,7 +162,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Raise chances if the share of absent phenotypes exceeds `_USUAL` (Saerens et al. 2002)."""
+    """Increase all chances if many phenotypes seem to be absent, as in Saerens et al. (2002)."""
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
     for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)

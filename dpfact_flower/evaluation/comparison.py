@@ -96,7 +96,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _read(folders: Sequence[Path]) -> dict[str, FinishedRun]:
-    """Return a mapping from folder names to runs. For names that clash, use paths instead."""
+    """Return a mapping from folder names to runs. If two names clash, use the folders' paths."""
     names = [folder.resolve().name for folder in folders]
     return {
         name if names.count(name) == 1 else str(folder): FinishedRun.read(folder)

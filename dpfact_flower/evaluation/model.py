@@ -1,7 +1,7 @@
 """Define a run's global model, and compute patients' scores for the model's phenotypes.
 
-In privacy mode ``patient``, the model is differentially private. Scores are computed without noise
-from a site's data, so a table of scores (a membership table) must stay at that site.
+In privacy mode ``patient``, the model is differentially private. Scores contain no noise, so a
+table of a site's scores (a membership table) must stay at the site.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
-    """Return the frequency and name of each code typical of a phenotype, most frequent first."""
+    """Return frequencies and names of a phenotype's typical codes, most frequent code first."""
 
     def share(value: tables.Share) -> float:
         return value if isinstance(value, float) else float(value in ("most", "nearly all"))

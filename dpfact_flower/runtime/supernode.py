@@ -133,7 +133,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message on entry, and report the message as done on exit.
 
     Yield the message, its `Context`, and a function that sends the reply to the SuperNode. After an
-    error, stop the heartbeats without a report, so that the SuperNode replies with an error after
+    error, stop the heartbeats and report nothing, so that the SuperNode replies with an error after
     one minute. If the message were reported as done, the SuperNode would wait forever for a reply.
     """
     retries = make_simple_http_retry_invoker()

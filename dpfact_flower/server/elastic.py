@@ -127,8 +127,8 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        If a round makes several calls (`parts`), the calls together cover the same fraction of the
-        distance to the mean as one call. Each call covers the same fraction of the distance left.
+        If a round makes several calls (`parts`), the calls together move the factors as far as one
+        call would. Each call covers the same fraction of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -177,9 +177,9 @@ class ElasticRule(ServerRule):
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return the sites' weights for each phenotype, as an array of shape (sites, phenotypes).
 
-        A site's weight for a phenotype is proportional to the curvature of the site's error, plus
-        the strength of the elastic pull times the mean curvature over phenotypes. The site's solver
-        divides the phenotype's gradient by the same sum. The weighted mean of the sites' factors
+        Before normalisation, a site's weight for a phenotype is the curvature of the site's error
+        plus the elastic pull times the mean curvature over phenotypes. The site's solver divides
+        the phenotype's gradient by the same weight. The weighted mean of the sites' factors
         therefore moves along the sum of the sites' gradients, and converges to a minimum of the
         pooled error.
         """
@@ -216,8 +216,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     If `step` is not 0, return `step`. If `step` is 0 and the solver uses eta and gamma, return eta
-    * gamma, as in the DPFact paper. Otherwise, return 1 / sites, so that the new global factors are
-    the sites' mean. Refuse a step that is 0 or unstable.
+    * gamma, as in the DPFact paper. For other solvers, return 1 / sites, so that the new global
+    factors are the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -237,7 +237,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Return the global factors plus `step` times the sum of the sites' differences from them.
+    """Return `anchors` plus `step` times the sum of the differences of `replies` from `anchors`.
 
     With step = eta * gamma, the result is the DPFact paper's update. Replies must be sorted by
     site, because the order affects floating-point sums. `shares` are the sites' relative weights.

@@ -97,10 +97,10 @@ def initial_state(
     With a relative elastic weight, a site starts from the global factors, because its own factors
     could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None, the site needs a patients' factor. With a relative weight, the patients'
-    factor is fitted to the data or, in round 1, random and scaled to minimise the error. With the
-    paper's weight, the patients' factor is random, and scaled to give the model the same norm as
-    the data.
+    If `kept` is None, the site needs a patients' factor. With a relative weight, round 1 scales a
+    random patients' factor to minimise the error, and later rounds fit the factor to the data. With
+    the paper's weight, the patients' factor is random, and scaled to give the model the same norm
+    as the data.
     """
     relative = request.solver.is_relative
     if kept is not None:

@@ -45,7 +45,7 @@ def solved(
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
-    """Set counts to 1 if the loss is binary. Scale patients to norm 1 if `scale` is "patient"."""
+    """Set counts to 1 for binary losses. Scale each patient to norm 1 if `scale` is "patient"."""
     tensor = losses.find(settings.loss).prepared(tensor)
     return tensor.scaled_to_unit_patients() if settings.scale == "patient" else tensor
 

@@ -111,9 +111,9 @@ class CPModel:
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
         """Return the sums of squared errors in float64, as a slow reference for `solver.mttkrp`.
 
-        The error over zero cells is the model's squared norm minus the squared model values at
-        non-zero cells. Expanding the squared error over all cells would lose more digits to
-        cancellation.
+        The error over zero cells is the model's squared norm minus the sum of the squared model
+        values at non-zero cells. Expanding the squared error over all cells would lose more digits
+        to cancellation.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
@@ -254,7 +254,7 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     A pair's score is the product of its cosines. If both arguments are a `CPModel`, the score is
     multiplied by 1 minus the relative difference between the components' weights. The FMS is the
     sum of the scores, divided by the larger rank, so a missing or spurious component counts as 0.
-    (pyttb divides the sum by the smaller rank.)
+    (pyttb divides the sum of the scores by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)
@@ -268,7 +268,7 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
 
 def column_cosines(estimate: Floats, truth: Floats) -> Floats:
-    """Return the (R, R') matrix of cosines between columns of (I, R) and (I, R') arrays."""
+    """Return the matrix of cosines between the columns of `estimate` and the columns of `truth`."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 

@@ -1,8 +1,8 @@
 """Take stochastic gradient steps with explicit vector instructions.
 
-A factor's row is divided into slices, each of which fills the processor registers that `registers`
-stands for. The tuple `slices` has one element per slice. For each number of slices, numba compiles
-a kernel with unrolled loops, which is 20 % faster than a kernel for any number.
+A factor's row is divided into slices. Each slice fills as many processor registers as `registers`
+has elements. The tuple `slices` has one element per slice. For each number of slices, numba
+compiles a kernel with unrolled loops, which is 20 % faster than a kernel for any number of slices.
 """
 
 import functools
@@ -63,7 +63,7 @@ class Step:
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """Take a stochastic gradient step per visit, by equations (ai) and (bj) of the DPFact paper.
+    """Take a stochastic gradient step at each visit (equations (ai) and (bj) of the DPFact paper).
 
     `stack` holds all factors, and is updated in place. `anchors` holds the global feature factors.
     Row i of `anchors` corresponds to row n + i of `stack`, where n is the number of patients.
