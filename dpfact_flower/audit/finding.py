@@ -12,7 +12,7 @@ below `ALPHA`."""
 
 @dataclass(frozen=True)
 class Finding:
-    """A measured number (NaN if the check raised an error) and its allowed range."""
+    """A check's measured number (NaN after an error) and the number's allowed range."""
 
     name: str
     measured: float

@@ -50,8 +50,8 @@ def site_init(
     """Write and check a hospital's key, shared secret, settings, data and systemd units.
 
     NAME is the hospital's public name. By default, the hospital takes part only in runs in privacy
-    mode patient, and sends each reply 60 s or more after the request. Change these and other
-    settings with -s. See the table Site in dpfact settings.
+    mode patient, and sends each reply 60 s or more after the request. Use -s to change settings
+    from the table Site, which dpfact settings prints.
     """
     from dpfact_flower.runtime.check import check_site
     from dpfact_flower.runtime.installation import cert_fingerprint, key_fingerprint, write_site
@@ -96,7 +96,7 @@ def site_answer(
         str, Option(help="User who runs the SuperNode (default: you); other users get no answer.")
     ] = "",
 ) -> None:
-    """Answer a SuperNode's messages with the installed code only, until you stop the command.
+    """Answer a SuperNode's messages until you stop the command, and run only the installed code.
 
     The SuperNode needs the option --isolation process. This command replaces flower-superexec,
     which would run code that the SuperLink sends.
@@ -148,7 +148,7 @@ def _show(findings: Sequence[CheckResult]) -> None:
 def metrics(config: opt.Config) -> None:
     """Print JSON for the hospital's monitoring: remaining epsilon, last charge, failures.
 
-    Keep the figures at the hospital. Run this command as the user who runs dpfact site answer.
+    Keep the printed JSON at the hospital. Run this command as the user who runs dpfact site answer.
     """
     from dpfact_flower.site.hospital import read_site_settings, site_metrics
 
@@ -157,9 +157,9 @@ def metrics(config: opt.Config) -> None:
 
 @site_app.command("close")
 def site_close(config: opt.Config) -> None:
-    """Close all runs at this site, so that the site refuses their further rounds.
+    """Close all runs at this site, so that the site refuses further rounds of these runs.
 
-    Always do this before you replace the site's data. Otherwise, a refusal in an open run would
+    Always close all runs before you replace the site's data. A later refusal in an open run would
     tell the server that the data has changed. Run this command as the user who runs dpfact site
     answer.
     """
@@ -211,7 +211,7 @@ def make(
 ) -> None:
     """Make a long-term key in the file KEY, and print the key's public line for the other sites.
 
-    Send the line to every other site, but not through the centre, and compare fingerprints by
+    Send the public line to every other site, but not through the centre. Compare fingerprints by
     telephone. Keep the file KEY secret. The file is never sent.
     """
     from dpfact_flower.privacy.secure_sum.keys import new_signing_key

@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 class Options:
     """Options that all readers share.
 
-    `top` contains, for each mode, the number of most frequent codes to keep (None: all codes).
-    `vocabularies` contains public code lists, which replace `top`. `top` and `vocabularies` follow
-    the order of the modes. `rolled_up` maps modes to groupings of codes, which are applied before
-    `top`. Sites with fewer than `min_patients` patients are merged into the site ``other``. If
-    `keep_empty` is true, patients without co-occurring codes are kept as empty rows. `memory`
+    For each mode, `top` says how many codes to keep, the most frequent first (None: all codes).
+    `vocabularies` contains public code lists, to be used instead of `top`. `top` and `vocabularies`
+    follow the order of the modes. `rolled_up` maps modes to groupings of codes, which are applied
+    before `top`. Sites with fewer than `min_patients` patients are merged into the site ``other``.
+    If `keep_empty` is true, patients without co-occurring codes are kept as empty rows. `memory`
     limits the memory that DuckDB uses before it spills to disk.
     """
 
@@ -57,7 +57,7 @@ class Options:
 
 @contextmanager
 def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
-    """Check the modes, and open a connection with empty tables for a reader to fill."""
+    """Check the modes' names, and open a connection with empty tables for a reader to fill."""
     if len({mode.lower() for mode in modes}) < len(modes):
         raise SettingsError(f"modes: names must differ by more than case; got {', '.join(modes)}")
     if unknown := (options.rolled_up or {}).keys() - set(modes):
@@ -79,14 +79,14 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Log `number` and add it to the table ``read_report``, unless `number` is 0."""
+    """If `number` is not 0, log the number and add it to the table ``read_report``."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %s: %d", place, what, number)
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Return what `count` has stored, as (place, what, number) tuples, the oldest first."""
+    """Return the tuples (place, what, number) that `count` has stored, the oldest first."""
     return tuple(connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall())
 
 

@@ -177,7 +177,7 @@ class SiteData:
 class Truth:
     """The phenotypes that were planted in artificial data.
 
-    `factors` has one array per feature mode, of shape (codes, phenotypes), with columns of norm 1.
+    `factors` has one array of shape (codes, phenotypes) per feature mode. Each column has norm 1.
     `usage`, of shape (sites, phenotypes), says which phenotypes exist at each site.
     """
 
@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that keep codes in every mode, or None if no phenotype does."""
+        """Return a copy with the codes `kept`, or None if no phenotype has codes in all modes."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -208,9 +208,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """The data of several sites, for simulations and tests only.
 
-    All sites have the same vocabularies. Site names must be unique, ignoring case. Only artificial
-    data has a `truth`. `read_report` counts what the reader found, kept and left out, in tuples
-    such as ``("patients", "kept", 100)``.
+    All sites have the same vocabularies. Site names must be unique, ignoring case. `truth` contains
+    the planted phenotypes of artificial data. `read_report` counts what the reader found, kept and
+    left out, in tuples such as ``("patients", "kept", 100)``.
     """
 
     name: str

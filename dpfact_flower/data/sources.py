@@ -1,9 +1,9 @@
 """Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a text file.
 
-Files and PostgreSQL databases are opened read-only. To other databases, the package sends only
-SELECT statements. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which DuckDB would
-have to download extensions. To save memory, rows from SQLAlchemy are stored in a temporary CSV file
-that only the user can read.
+Files and PostgreSQL databases are opened read-only. Databases that are neither files nor PostgreSQL
+receive only SELECT statements. SQLAlchemy reads databases such as SQLite and PostgreSQL, for which
+DuckDB would have to download extensions. To save memory, rows from SQLAlchemy are stored in a
+temporary CSV file that only the user can read.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def open_source(
 
     `place` is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
     ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. A folder's tables may also
-    be in the subfolders `folders`. If `lines` is true, `place` is a text file, which becomes the
-    table ``lines`` with the columns ``number`` and ``line``.
+    be in subfolders that `folders` names. If `lines` is true, `place` is a text file, which becomes
+    the table ``lines`` with the columns ``number`` and ``line``.
     """
     if lines:
         return nullcontext(_lines(connection, Path(place)))
@@ -238,7 +238,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Yield a writer for a temporary CSV file. On exit, load the file as the table `into`."""
+    """Yield a writer for a temporary CSV file. On exit, load this file into the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -56,7 +56,7 @@ TIME = (
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    An empty `delimiter` stands for the most frequent of , ; | and tab in the file's first line.
+    If `delimiter` is empty, the delimiter is the most frequent of , ; | and tab in the first line.
     """
 
     delimiter: str = ""
@@ -76,10 +76,10 @@ _PLAIN = Dialect()
 class Rows(NamedTuple):
     """Rows from data frames or from a database. Error messages refer to the rows as `name`.
 
-    The rows come from all `frames` (pandas, polars, Arrow or DuckDB) or, if `table` is not empty,
-    from the table with this SQL name in an attached database. Only rows that meet the SQL condition
-    `where` are used. If `sites` names each frame's site, rows get a column ``site``, and patients'
-    identifiers become ``SITE/PATIENT``, so that sites may use the same identifiers.
+    The rows come either from `frames` (pandas, polars, Arrow or DuckDB), or from the database table
+    with the SQL name `table`. Only rows that meet the SQL condition `where` are used. If `sites`
+    names each frame's site, rows get a column ``site``, and patients' identifiers become
+    ``SITE/PATIENT``, so that sites may use the same identifiers.
     """
 
     name: str
@@ -188,11 +188,12 @@ class Table(NamedTuple):
     """The columns and rows to read from a table.
 
     The table must have all `columns`. A missing `optional` column is read as NULL. `columns` and
-    `optional` are in lower case. The table's column names may have any case. The column ``code[]``
+    `optional` contain lower-case names. The table's names may have any case. The column ``code[]``
     lists the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that
     meet the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL
     condition `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts
-    such as ``nan`` become NULL. In Parquet files and `Rows`, only `floats` may hold fractions.
+    such as ``nan`` become NULL. In Parquet files and `Rows`, only the columns in `floats` may hold
+    fractions.
     """
 
     name: str
@@ -218,9 +219,8 @@ def load_table(
 
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
     files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
-    times. Times with a time zone are converted to UTC. Blank fields become NULL.
-
-    `select` is the SQL select list. If a column is missing, `hint(existing columns)` is advice.
+    times. Times with a time zone are converted to UTC. Blank fields become NULL. `select` is the
+    SQL select list. Errors about missing columns include the advice `hint(existing columns)`.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -397,7 +397,7 @@ def literal(text: str) -> str:
 
 
 def count_rows(connection: Connection, table: str, where: str = "true") -> int:
-    """Count the rows in a table that meet a condition."""
+    """Count the rows of a table for which a condition is true."""
     (row,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchall()
     return int(row[0])
 
@@ -406,7 +406,7 @@ def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str,
     advice: str = "",
 ) -> None:  # fmt: skip
-    """If any row meets `where`, raise an error that says that `column` must be `right`."""
+    """Raise an error if rows meet `where`. The text `right` says what `column` must contain."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not{advice}")
 

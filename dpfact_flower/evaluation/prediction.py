@@ -1,8 +1,8 @@
 """Predict an outcome from phenotype scores and, for comparison, from codes alone.
 
 Outcomes can be predicted well from the number of a patient's codes, and to some degree even from
-random factors. Results therefore include predictions from two baselines: the set of codes, and the
-sum of counts. Scores stay at the sites, so only simulations have an AUC over all sites.
+random factors. Results therefore include two baselines: each patient's set of codes, and each
+patient's sum of counts. Scores stay at the sites, so only simulations have an AUC over all sites.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    Splits are stratified by site and label, and do not depend on the predictor. Each column of
+    All predictors use the same splits, which are stratified by site and label. Each column of
     `patient_factors` must belong to the same phenotype at all sites. Sites without the label are
     omitted.
     """
@@ -93,7 +93,7 @@ def split_scores(
     """For each group of patients, return one AUC per split, computed on the test patients.
 
     `model` creates an unfitted scikit-learn classifier. The result omits a group if fewer than
-    `SMALL` of its patients have, or lack, the outcome.
+    `SMALL` of its patients have the outcome, or if fewer than `SMALL` lack the outcome.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= SMALL}
@@ -125,7 +125,7 @@ def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
 
 
 def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
-    """Return log(1 + sum of counts) for each patient, shape (patients, 1)."""
+    """Return log(1 + each patient's sum of counts), as an array of shape (patients, 1)."""
     total = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
     return np.log1p(total)[:, None]
 

@@ -139,9 +139,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    For the patients with the highest scores, `charts` counts the charts, and `confirmed` is the
-    rounded share of charts that confirm the phenotype. `near_charts` and `near_confirmed` describe
-    patients with scores near the threshold. Values based on fewer than ten charts are None.
+    `charts` counts the charts of patients with the highest scores, and `confirmed` is the rounded
+    share of these charts that confirm the phenotype. `near_charts` and `near_confirmed` are the
+    same for scores near the threshold. Values based on fewer than ten charts are None.
     """
 
     verdict: Literal["keep", "drop"]
@@ -162,7 +162,7 @@ class Names:
 def read_names(folder: Path, rank: int) -> Names:
     """Read ``names.toml``, or return an empty `Names` if the file does not exist.
 
-    Users may write the file themselves, with lines such as ``3 = "renal"`` below ``[phenotypes]``.
+    Users may also write ``names.toml``, with lines such as ``3 = "renal"`` below ``[phenotypes]``.
     """
     path = folder / NAMES
     if not path.exists():
@@ -211,7 +211,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
-    """Read a JSON file and `parse` its content. Error messages include the file's path."""
+    """Read a JSON file with the parser `parse`. Error messages include the file's path."""
     content = read_json(path)
     with _naming(path):
         return parse(content)

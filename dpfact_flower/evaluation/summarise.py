@@ -248,9 +248,9 @@ def _models(stores: Iterable[SiteStore]) -> Iterator[Factors]:
 def shared_error(
     tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
-    """Return the total squared error of `features`, with patient factors refitted to the tensors.
+    """Fit patient factors to the tensors for fixed `features`. Return the total squared error.
 
-    The returned error is comparable with that of methods in which sites share all feature factors.
+    The error is comparable with the errors of methods in which sites share all feature factors.
     """
     errors = []
     for tensor in tensors:

@@ -32,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Build a dataclass and its nested dataclasses from parsed JSON, with strict type checks.
 
-    Unknown keys are ignored. Error messages leave `unnamed` fields out of key paths.
+    Unknown keys are ignored. In error messages, a key's path omits the fields in `unnamed`.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
@@ -59,9 +59,9 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
 
 
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
-    """Return an array that `numpy.save` wrote. Raise a DataError for any other content.
+    """Return an array that `numpy.save` wrote. Raise a DataError if the file has no valid array.
 
-    A false size in the header cannot exhaust memory, which is allocated only for bytes read.
+    Memory is allocated only for bytes read, so a false size in the header cannot exhaust memory.
     """
     try:
         array = np.lib.format.read_array(file, allow_pickle=False)

@@ -1,14 +1,14 @@
 """Coordinate asynchronous runs (modes "none" and "paper"), where each reply updates the model.
 
 The first round, and all rounds that compute the initial factors (the start), are synchronous. In
-asynchronous rounds, each reply replaces its site's previous reply, and the rule updates the model
-from all sites' latest replies. A site gains no weight by answering more often. A reply has full
-weight for two rounds. If a reply's age is more than two rounds, its weight is ``1 / (1 + age - 2)``
+asynchronous rounds, each reply replaces its site's previous reply, and the model is updated from
+all sites' latest replies. A site gains no weight by answering more often. A reply has full weight
+for two rounds. If a reply's age is more than two rounds, its weight is ``1 / (1 + age - 2)``
 (FedAsync's hinge function; Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
 
-Each reply belongs to a round, because sites plan their budgets per round. A round ends when the
-quorum and more than half of the connected sites have answered. A late site skips to the current
-round. A site that is one round ahead waits, because its next reply would add little.
+Each reply belongs to a round, because sites plan their budgets per round. A round ends when more
+than half of the connected sites, and at least the quorum, have answered. A late site skips to the
+current round. A site that is one round ahead waits, because its next reply would add little.
 """
 
 import json
@@ -39,7 +39,7 @@ class _Site:
     `round` and `version` are the round and the model version of the last request. `asked` is the
     unanswered request, if any. `answered` is the last answered round. `last` contains the last
     reply's factors, or the initial factors if this reply had no factors. `based` is the model
-    version from which `last` was computed. `failed` is set if the last request failed.
+    version from which the site computed its last reply. `failed` is set if the last request failed.
     """
 
     round: int = 0
@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site would accept at least one request."""
+        """Return preflight requests, of which each unfinished site would accept at least one."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

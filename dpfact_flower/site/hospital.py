@@ -26,8 +26,8 @@ MACHINE_CODE = ".machine-code"
 class Hospital:
     """A site's data, settings and folder.
 
-    A `simulation` may use seeded noise, and does not wait for writes to disk. `beside` lists other
-    sites, with different patients, that may use the same `state-dir`.
+    If `simulation` is true, noise may be seeded, and writes do not wait for the disk. `beside`
+    names other sites that have different patients and may use the same `state-dir`.
     """
 
     source: SiteSource
@@ -119,7 +119,7 @@ def site_folder(settings: SiteSettings) -> Path:
 
 @contextmanager
 def marked_as_answering(state: Path) -> Iterator[None]:
-    """Mark the site as busy, so that `answering_seconds` can measure how long it is busy."""
+    """Mark the site as busy, so that `answering_seconds` can measure how long the site is busy."""
     mark = state / ANSWERING
     with suppress(OSError):
         mark.touch()
@@ -141,11 +141,11 @@ def answering_seconds(state: Path) -> float:
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
-    `epsilon_spent` covers all jobs, at delta = `budget-delta`. `epsilon_alone_spent` assumes that
-    all other sites collude. `last_charge` is in seconds since 1970 (0: no charge). `releases`
-    counts the ledger's rows. `failed_attempts` counts consecutive rounds that failed after reading
-    patients' data. After 10 failed rounds, the site refuses rounds until a person acts.
-    `epsilon_alone_left` is absent if no `max-epsilon-alone` is set. A lost ledger is an error.
+    `epsilon_spent` is the total epsilon of all jobs at `budget-delta`, and `epsilon_alone_spent` is
+    the total epsilon if all other sites collude. `last_charge` is the last charge's time (seconds
+    since 1970, or 0). `releases` counts the ledger's rows. `failed_attempts` counts consecutive
+    rounds that failed after reading patients' data. After 10 failed rounds, the site refuses all
+    rounds until a person acts. `epsilon_alone_left` is absent if `max-epsilon-alone` is 0.
     """
     folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0

@@ -50,9 +50,9 @@ def bytes_to_reserve(
 
     The free disk space depends on the size of the patients' file. If larger runs reserved more
     space, a server could measure the free space with preflights for runs of different sizes. All
-    runs with noise and a built-in federation rule therefore reserve the same amount. The amount
-    suffices for the largest run that the hospital's code lists and `max-rank` allow. If a run with
-    another rule needs more, the amount is multiplied by 4 until the amount suffices.
+    runs with noise and a built-in federation rule therefore reserve the space for the largest run
+    that the hospital's code lists and `max-rank` allow. If a run with a custom rule needs more, the
+    space is multiplied by 4 until it suffices.
     """
     if not events:
         return _LEAST_BYTES
@@ -75,7 +75,7 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the size of a ledger with `values` values: 4 bytes per value, plus overhead."""
+    """Return a ledger's size for `values` released values: 4 bytes per value, plus overhead."""
     return 4 * values + values // 50 + _OTHER_BYTES
 
 

@@ -91,7 +91,7 @@ class JobFolder:
 
 
 class SiteStore(JobFolder):
-    """A job's folder, with the files made from patients' data that has this `fingerprint`.
+    """A job's folder, including the files made from patients' data with this `fingerprint`.
 
     The store refuses to read a file that was made from data with a different fingerprint.
     """
@@ -106,9 +106,9 @@ class SiteStore(JobFolder):
         self._write(self._path(state.round), head, state.factors)
 
     def load(self, round_number: int | None = None) -> SiteState | None:
-        """Load a round's factors (default: the latest). Return None if no file exists.
+        """Load a round's factors (default: the latest round). Return None if no file exists.
 
-        Use the default only for inspection, because the ledger determines which round is valid.
+        Omit `round_number` only for inspection, because the ledger determines which round is valid.
         """
         path = self._path(round_number or 0)
         if round_number is None:
@@ -120,7 +120,7 @@ class SiteStore(JobFolder):
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all rounds but the given one, which must be in the ledger."""
+        """Delete the factors of all rounds except `round_number`, which must be in the ledger."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 The stage `keys` occurs once per job, and the stage `sum` once per attempt to compute a sum. The
 stage `open` occurs only if a sum may be completed without some of its sites. All stages of a sum
-concern the same release, so request digests do not include the stage.
+concern the same release, so a request's digest does not depend on the stage.
 """
 
 import json
@@ -29,9 +29,9 @@ class SecureStage:
     """A stage of a secure sum.
 
     If a site drops out, the server makes a new `attempt` with fewer sites. `members` lists all
-    sites that sent keys, sorted by name. `asked` lists all sites in the stage `keys`, and this
-    attempt's sites in other stages. In the stage `open`, `sealed` maps other sites' names to
-    encrypted shares of those sites' secrets.
+    sites that sent keys, sorted by name. In the stage `keys`, `asked` lists all sites. In other
+    stages, `asked` lists the attempt's sites. In the stage `open`, `sealed` maps other sites' names
+    to encrypted shares of those sites' secrets.
     """
 
     stage: Literal["keys", "sum", "open"]

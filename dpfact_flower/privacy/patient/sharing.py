@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-A secure sum consists of one or more vectors, called slots. Each site adds its statistic to one slot
-and noise to all slots, and the server learns only each slot's total. If at least `honest` sites add
-their noise, a sum is protected. The proof is in ``docs/explanation/secure-sums.md``.
+A secure sum consists of vectors, called slots. Each site adds its statistic to one of these
+vectors, and adds noise to all vectors. The server learns only each vector's total. A sum is
+protected if at least `honest` sites add noise. The proof is in ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the noise level per site for which `honest` sites together reach level `sigma`."""
+        """Return each site's noise level if `honest` sites together must reach level `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
