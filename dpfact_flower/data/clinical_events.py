@@ -34,10 +34,10 @@ class Options:
 
     For each mode, `top` says how many codes to keep, the most frequent first (None: all codes).
     `vocabularies` contains public code lists, to be used instead of `top`. `top` and `vocabularies`
-    follow the order of the modes. `rolled_up` maps modes to groupings of codes, which are applied
-    before `top`. Sites with fewer than `min_patients` patients are merged into the site ``other``.
-    If `keep_empty` is true, patients without co-occurring codes are kept as empty rows. `memory`
-    limits the memory that DuckDB uses before it spills to disk.
+    follow the order of the modes. `rolled_up` maps modes to groupings of codes. The groupings are
+    applied before `top`. Sites with fewer than `min_patients` patients are merged into the site
+    ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as empty rows.
+    `memory` limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None = None

@@ -37,8 +37,8 @@ class SiteData:
     `tensor`, of shape (patients, codes of mode 1, ...), says how often each patient has each
     combination of codes. `vocabularies` contains one vocabulary per mode, with distinct names.
     `labels` maps names to 0/1 arrays of shape (patients,). A single array given as `labels` becomes
-    the label ``died``. `patients` contains the hospital's own, distinct patient identifiers.
-    `row_unit` is what a row represents: a patient, or a discharge if patients are not identified.
+    the label ``died``. `patients` contains a distinct identifier for each patient. `row_unit` is
+    what a row represents: a patient, or a discharge if patients are not identified.
     """
 
     name: str

@@ -238,7 +238,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Yield a writer for a temporary CSV file. On exit, load this file into the table `into`."""
+    """Yield a writer for a temporary CSV file. On exit, load the CSV file into the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

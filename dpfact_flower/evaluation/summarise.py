@@ -91,10 +91,10 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and the bytes that the DPFact paper's method and TRIP would send.
+    """Return the run's traffic, and the traffic of two published methods for the same replies.
 
-    For each reply, the paper's method sends all feature factors in both directions, as float64.
-    TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
+    For each reply, the DPFact paper's method sends all feature factors in both directions, as
+    float64. TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
     """
     records = coordinator.records
     replies = sum(len(record.sites) for record in records)

@@ -132,7 +132,7 @@ class OnArrival(Coordinator):
             self._round.updated = True
 
     def fail(self, name: str, reason: str, *, shown: str = "") -> None:
-        """Record that a site gave no usable reply. The site's next request is for a later round."""
+        """Record a site's failure. The next request to the site is for a later round."""
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)

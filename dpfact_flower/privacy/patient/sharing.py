@@ -19,7 +19,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """The numbers of sites, of colluding sites, of sites that may drop out, and of slots."""
+    """The numbers of sites, colluding sites, sites that may drop out, and slots (vectors)."""
 
     sites: int
     colluding: int
