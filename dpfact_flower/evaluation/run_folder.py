@@ -140,9 +140,8 @@ class Review:
     """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
     `charts` counts the charts of patients with the highest scores, and `confirmed` is the rounded
-    share of these charts that confirm the phenotype. `near_charts` and `near_confirmed` are
-    `charts` and `confirmed` for scores near the threshold. Values based on fewer than ten charts
-    are None.
+    share of charts that confirm the phenotype. `near_charts` and `near_confirmed` are `charts` and
+    `confirmed` for scores near the threshold. Values from fewer than ten charts are None.
     """
 
     verdict: Literal["keep", "drop"]
