@@ -47,7 +47,7 @@ class ConnectedSites:
         self._began = 0.0
 
     def use(self, grid: Grid) -> RetryingGrid:
-        """Reach the sites through `grid`, and return a Grid that repeats lost requests."""
+        """Send all messages through `grid`. Return a Grid that also repeats lost requests."""
         self.grid = RetryingGrid(grid, self.sent.append)
         self.names.registered = self.grid.registered
         return self.grid

@@ -75,9 +75,8 @@ def audit_likelihood(
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
     The first finding is the difference between a run's estimated privacy loss and the ledger's, in
-    standard errors. The second finding is the largest difference between a release's estimated loss
-    and recorded loss. The third finding is a canary's smallest contribution divided by the
-    sensitivity.
+    standard errors. The second finding is the largest such difference for a single release. The
+    third finding is a canary's smallest contribution divided by the sensitivity.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)

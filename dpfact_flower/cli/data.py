@@ -239,7 +239,7 @@ def data_events(
     memory: Memory = MEMORY,
     force: opt.Force = False,
 ) -> None:
-    """Read any EHR from one table per feature mode, with one row per event.
+    """Read event tables of any origin: one table per feature mode, with one row per event.
 
     Each hospital makes its own file, NAME.npz, with the agreed code lists:
 

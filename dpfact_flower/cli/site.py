@@ -1,4 +1,4 @@
-"""Define a hospital's commands: `dpfact site`, and `dpfact keys` for secure sums."""
+"""Define the commands that a hospital runs: `dpfact site` and `dpfact keys`."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def site_init(
     """Write and check a hospital's key, shared secret, settings, data and systemd units.
 
     NAME is the hospital's public name. By default, the hospital takes part only in runs in privacy
-    mode patient, and sends each reply 60 s or more after the request. Use -s to change settings
-    from the table Site, which dpfact settings prints.
+    mode patient, and sends each reply 60 s or more after the request. To change a site
+    setting, use -s. The command dpfact settings lists all site settings.
     """
     from dpfact_flower.runtime.check import check_site
     from dpfact_flower.runtime.installation import cert_fingerprint, key_fingerprint, write_site

@@ -122,8 +122,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
-    An estimate is a weighted mean of the noisy value and the value to expect if all sites used the
-    phenotypes in the same proportions. The expected value has more weight at smaller sites.
+    Each estimate is a weighted mean of the noisy value and an expected value. The expected values
+    assume that phenotypes are equally common at all sites, and weigh more at smaller sites.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))

@@ -150,10 +150,10 @@ class Replication:
         return sum(pair.is_replicated for pair in self.pairs)
 
     def partner(self, number: int) -> Pair | None:
-        """Return the pair of phenotype `number`, or None if the phenotype has no partner."""
+        """Return the pair that contains phenotype `number`, or None if there is no such pair."""
         return next((pair for pair in self.pairs if pair.number == number), None)
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return the pair of phenotype `number` in each run; `match` is 0 if there is no partner."""
+    """Return each run's pair with phenotype `number`. Without a partner, the pair's match is 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]

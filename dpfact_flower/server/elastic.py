@@ -208,7 +208,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return how many rounds a start from co-occurrences takes: 1, or 2 with long code lists."""
+    """Return the number of rounds before the first factors: 1, or 2 if the code lists are long."""
     return 2 if paired_codes(feature_shape) else 1
 
 

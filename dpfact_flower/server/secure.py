@@ -34,8 +34,8 @@ class SecureSum:
     """One round's secure sum: the attempts, the sites' unmasking secrets and the total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
-    newest attempt. After a crash, the server repeats the newest attempt if no dropouts are allowed
-    or secrets were already requested, and otherwise begins a new attempt with all sites.
+    newest attempt. If the server crashes after it has requested secrets, or if no dropouts are
+    allowed, the server repeats the newest attempt. After any other crash, it starts a new attempt.
     """
 
     def __init__(

@@ -51,8 +51,8 @@ def bytes_to_reserve(
     The free disk space depends on the size of the patients' file. If larger runs reserved more
     space, a server could measure the free space with preflights for runs of different sizes. All
     runs with noise and a built-in federation rule therefore reserve the space for the largest run
-    that the hospital's code lists and `max-rank` allow. If a run with a custom rule needs more, the
-    space is multiplied by 4 until it suffices.
+    that the hospital's code lists and `max-rank` allow. If a run with a custom rule needs more
+    space, the reserved space is quadrupled as often as necessary.
     """
     if not events:
         return _LEAST_BYTES

@@ -55,7 +55,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a head from its text form, ``ROWS:HASH``."""
+        """Read the number of rows and the hash from a text such as ``12:9eb1...``."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {shown(text)}")

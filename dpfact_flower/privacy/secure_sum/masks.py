@@ -1,6 +1,6 @@
 """Mask 64-bit words by adding keystreams modulo 2**64, derive keys, and split seeds into shares.
 
-Sites send only part of each masked word: `width` bytes, from bit `LOW` upwards. Dropping bits after
+Of each masked 64-bit word, a site sends `width` bytes, from bit `LOW` upwards. Dropping bits after
 masking is post-processing, which costs no privacy. Rounding a vector before masking would not be
 post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
