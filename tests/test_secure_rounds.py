@@ -253,10 +253,11 @@ def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, short,
 
 
 @pytest.mark.parametrize(("expected", "given"), [(3, 0), (7, 0), (4, 5)])
-def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, expected, given):
+def test_a_run_goes_on_with_as_many_sites_as_it_began_with(tmp_path, caplog, expected, given):
     privacy = replace(PRIVACY, secure_sites=given)
     made = strategy(privacy, number=expected, run_dir=tmp_path / "run")
     made.start(simulated(tmp_path, 4), num_rounds=1)
+    assert f"secure sums of 4 sites; {given or expected} were expected" in caplog.text
     again = strategy(privacy, number=expected, run_dir=tmp_path / "run", resume=True)
     again.start(simulated(tmp_path, 4))
     assert again.coordinator.rule.plan.facts.sharing == (4, 1, 1, 2)
