@@ -310,10 +310,8 @@ def _show(cohort: Cohort) -> None:
             counts.add_row(escape(where), escape(what), f"{count:,}")
         console.print(counts)
     labels = cohort.labels
-    table = Table(
-        "site", f"{cohort.row_unit}s", "non-zeros", *(f"{escape(name)} is 1" for name in labels),
-        title=cohort.name,
-    )  # fmt: skip
+    ones = (f"{escape(name)} is 1" for name in labels)
+    table = Table("site", f"{cohort.row_unit}s", "non-zeros", *ones, title=cohort.name)
     for row in cohort.summary():
         numbers = (f"{row.labelled[name]:,}" if name in row.labelled else "-" for name in labels)
         table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", *numbers)

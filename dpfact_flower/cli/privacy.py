@@ -68,7 +68,7 @@ def plan(
     made = planned(chosen, rank=rank)
     modes = [f"mode {mode}" for mode in range(1, len(codes) + 1)]
     if as_json:
-        echo_json(_as_dict(made, modes))
+        echo_json(_as_dict(made, modes, outlook_of(made), needs_of(made)))
         return
     console.print(_releases(made, modes))
     say(f"{made.rounds} Flower rounds; the last one releases nothing")
@@ -167,10 +167,7 @@ def _short(signal: float) -> str:
     return f"{signal:.2g}" if signal < 100 else f"{signal:,.0f}"
 
 
-def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
-    from dpfact_flower.estimation.outlook import needs_of, outlook_of
-
-    outlook = outlook_of(made)
+def _as_dict(made: PatientPlan, modes: list[str], outlook: Outlook, needs: Needs) -> dict[str, Any]:
     forecast: dict[str, Any] = {"verdict": outlook.verdict}
     if outlook.verdict != "unknown":
         forecast = {**outlook._asdict(), "levers": [lever._asdict() for lever in outlook.levers]}
@@ -182,7 +179,7 @@ def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
         "releases": [{"name": release.name(modes), **asdict(release)} for release in made.releases],
         "guarantee": made.guarantee().to_dict(),
         "outlook": forecast,
-        "needs": needs_of(made)._asdict(),
+        "needs": needs._asdict(),
     }
 
 
@@ -248,10 +245,7 @@ def verify(folder: opt.Folder, site: SiteName = "", noted: Noted = "") -> None:
         raise typer.Exit(1)
     say(f"OK: {head.rows} rows, head {head}")
     if expected is None:
-        say(
-            "to detect whether the newest rows were deleted, give a head from the site's log with "
-            "--noted"
-        )
+        say("to detect that the newest rows were deleted, give a head from the site's log: --noted")
 
 
 @ledger_app.command()
@@ -381,10 +375,7 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
             "(max-epsilon) is guaranteed"
         )
     if len(totals) > 1:
-        yield (
-            "totals of different units cannot be added up; each covers only its own releases, "
-            "although all concern the same patients"
-        )
+        yield "totals of different units cannot be added up, although all concern the same patients"
     if unprotected := sum(row.unprotected for row in rows):
         yield (
             f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "

@@ -160,8 +160,7 @@ def site_close(config: opt.Config) -> None:
     """Close all runs at this site, so that the site refuses further rounds of these runs.
 
     Always close all runs before you replace the site's data. A later refusal in an open run would
-    tell the server that the data has changed. Run this command as the user who runs dpfact site
-    answer.
+    tell the server that the data has changed. Run this as the user who runs dpfact site answer.
     """
     from dpfact_flower.site.hospital import read_site_settings, site_folder
     from dpfact_flower.site.store import close_jobs

@@ -192,8 +192,7 @@ class Table(NamedTuple):
     lists the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that
     meet the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL
     condition `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts
-    such as ``nan`` become NULL. In Parquet files and `Rows`, only the columns in `floats` may hold
-    fractions.
+    such as ``nan`` become NULL. In Parquet and `Rows`, only columns in `floats` may have fractions.
     """
 
     name: str

@@ -2,6 +2,5 @@
 
 `membership` scores patients. `prevalence` counts the patients who have each phenotype, `prediction`
 predicts outcomes, and `clinical` measures plausibility. `summarise` combines the results, and
-`run_folder` stores the results. Reports, comparisons and surveys need only the files in the run
-folder.
+`run_folder` stores the results. Reports, comparisons and surveys need only the run's files.
 """

@@ -21,8 +21,7 @@ class FinishedRun:
     `model` contains the phenotypes that all sites share, and `summary` is the content of
     ``summary.json``. `records` describes each round. If the run was measured, `tables` contains
     statistics of the phenotypes, computed from all sites' patients. `folder` is None for an unsaved
-    run. `replications` lists matches with other runs' phenotypes, and `reviewed` contains chart
-    reviews.
+    run. `replications` lists matches with other runs' phenotypes. `reviewed` lists chart reviews.
     """
 
     model: GlobalModel

@@ -254,8 +254,10 @@ class Coordinator:
             "shape": self.feature_shape,
         }
 
-    def _keep_planned(self, began: PrivacySettings) -> None:
-        """Keep the values planned at the start, even if the number of expected sites changed."""
+    def _plan_as(self, began: PrivacySettings) -> None:
+        """Plan the run as when it began, also if other sites are expected now."""
+        if self.secure and began.secure_sites not in (0, self.secure.sites):
+            self.resize(began.secure_sites)
         given, default = self._given_privacy, PrivacySettings()
         open_ = [name for name in _PLANNED if getattr(given, name) == getattr(default, name)]
         planned = {name: getattr(began, name) for name in open_}
@@ -287,11 +289,8 @@ class Coordinator:
                     "set resume = true to continue it, or choose another folder"
                 )
             return
-        began_with = stored.get("secure-sites", 0)
-        if self.secure and began_with not in (0, self.secure.sites):
-            self.resize(began_with)
         if self.rule.plan:
-            self._keep_planned(PrivacySettings.from_config(stored))
+            self._plan_as(PrivacySettings.from_config(stored))
         self.run = replace(self.run, job=self.run.job or stored["job"])
         expected = self._identity()
         if differing := [key for key in expected if expected[key] != stored.get(key)]:
