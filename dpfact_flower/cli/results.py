@@ -129,7 +129,7 @@ def label(
 ) -> None:
     """Name a phenotype of a finished run, as in dpfact label runs/demo 3 "renal failure".
 
-    The name appears in exports and in the report, which is rewritten. An empty name removes the
+    The command updates the report, and later exports contain the name. An empty name removes the
     earlier name. Names are saved in names.toml in the run folder.
     """
     from dpfact_flower.evaluation.run_folder import Names, write_names

@@ -56,7 +56,7 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the releases' sum plus noise and minus the same noise, for `SPLITS` draws of noise.
+    """For each of `SPLITS` draws of noise z, yield the releases' sum plus z and the sum minus z.
 
     The noise in each value of the releases' sum has standard deviation `noise`. Adding fresh noise
     multiplies the standard deviation by sqrt(2), and `matrices_of` divides all values by sqrt(2).

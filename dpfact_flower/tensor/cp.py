@@ -218,7 +218,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
 
 def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
-    """Return the cosine product that each component of `estimate` reaches in a match by chance.
+    """Return how well each component of `estimate` matches random components, as cosine products.
 
     The result is the 95th percentile over matches with artificial components, whose modes come from
     different components of `truth`. If no artificial component exists, return zeros.

@@ -189,8 +189,8 @@ def share(
     """Add one site's part of the noise to the site's sum, and return the result.
 
     The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
-    is not rounded, because rounding is post-processing only after all shares have been summed. The
-    share must be masked before it leaves the site. `bounded.sigma` is the standard deviation of a
+    is not rounded: rounding costs no privacy after all shares are summed, but not before. The share
+    must be masked before it leaves the site. `bounded.sigma` is the standard deviation of a
     site's noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)

@@ -109,12 +109,12 @@ def refinement(
 
     A patient's slice of the tensor is scaled to norm 1. The patient's loadings (one non-negative
     value per phenotype) are fitted to the slice by ridge regression. Each patient contributes two
-    matrices. The first matrix is the matricised-tensor-times-Khatri-Rao product (MTTKRP) of the
-    slice for `mode`, with columns multiplied by the loadings. The second matrix is the outer
-    product of the loadings with themselves. If the matrices' joint norm exceeds `bound`, both
-    matrices are divided by the same number, so the update remains a weighted least-squares problem.
-    The sum holds the rows of the first matrix, then the upper triangle of the second (see
-    `tensor.triangle`). Adding or removing a patient changes the sum by at most `bound` in L2 norm.
+    matrices. The first matrix is the slice's MTTKRP for `mode` (see `solver.mttkrp`). Its columns
+    are multiplied by the patient's loadings. The second matrix is the outer product of the loadings
+    with themselves. If the matrices' joint norm exceeds `bound`, both matrices are divided by the
+    same number, so the update remains a weighted least-squares problem. The sum holds the rows of
+    the first matrix, then the upper triangle of the second (see `tensor.triangle`). Adding or
+    removing a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` (one array per mode) and `ridge` (one penalty per phenotype) are public or released. A
     phenotype with an infinite penalty is not fitted. The sum has at most `MOST_REFINED` values.
