@@ -27,6 +27,7 @@ def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
     sharing = sharing_of(SECURE, sites)
     assert sharing.honest == honest
     assert 2 * sharing.dropouts < sites - sharing.colluding
+    assert sharing_of(replace(SECURE, secure_colluding=17), 20).dropouts == 0
 
 
 @pytest.mark.parametrize(
