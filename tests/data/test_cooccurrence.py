@@ -128,11 +128,6 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(filled, caplog):
     )
 
 
-def test_patients_without_a_cell_can_be_kept(filled):
-    last = build(filled, keep_empty=True).sites[-1]
-    assert (last.name, last.patients, last.tensor.nnz) == ("small-5", ("p5",), 0)
-
-
 def test_small_sites_are_merged(filled):
     cohort = build(filled, labels=["died"], min_patients=2)
     sites = {site.name: site.patients for site in cohort.sites}

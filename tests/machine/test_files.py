@@ -40,21 +40,30 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error):
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+def steps_to_disk(monkeypatch, folder: Path, naming: str) -> list[str]:
+    """Record when files, their names (by a function of `os`) and their folder reach the disk."""
     steps = []
-    fsync, rename = os.fsync, os.replace
+    fsync, name = os.fsync, getattr(os, naming)
 
     def note_fsync(handle: int) -> None:
         found = os.fstat(handle)
-        steps.append("folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} bytes")
+        if not stat.S_ISDIR(found.st_mode):
+            steps.append(f"{found.st_size} bytes")
+        elif folder.exists() and os.path.samestat(found, folder.stat()):
+            steps.append("folder")
         fsync(handle)
 
-    def note_replace(*paths: str) -> None:
+    def note_name(*paths: str) -> None:
         steps.append("name")
-        rename(*paths)
+        name(*paths)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(os, naming, note_name)
+    return steps
+
+
+def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    steps = steps_to_disk(monkeypatch, tmp_path, "replace")
     write(tmp_path / "x", b"new")
     assert steps == ["3 bytes", "name", "folder"]
 

@@ -61,11 +61,13 @@ def ones(patient, *codes):
 
 
 def test_thirty_days_on_the_first_day_of_the_claim(folder):
-    assert cells_of(read("synpuf", folder)) == {
+    cohort = read("synpuf", folder)
+    assert cells_of(cohort) == {
         **ones("A", ("0040", "3893"), ("0389", "4019", "V4581")),
         **ones("B", ("0040",), ("0389", "4019")),
         ("sample-2", "D", "331", "0389"): 1,
     }
+    assert cohort.labels == ()
 
 
 def test_the_same_claim_joins_its_segments(folder):
@@ -74,15 +76,6 @@ def test_the_same_claim_joins_its_segments(folder):
         ("sample-1", "B", "0040", "0389"): 1,
         ("sample-2", "D", "331", "0389"): 1,
     }
-
-
-def test_codes_vocabularies_and_labels(folder):
-    cohort = read("synpuf", folder)
-    procedures, diagnoses = cohort.vocabularies
-    assert procedures.codes == ("0040", "331", "3893")
-    assert diagnoses.codes[0] == "0389"
-    assert set(diagnoses.codes) == {"0389", "4019", "V4581", "2859"}
-    assert not any("died" in site.labels for site in cohort.sites)
 
 
 def test_a_list_of_valid_procedures(folder):
@@ -141,7 +134,6 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
     ("options", "error", "message"),
     [
         ({"claims": "carrier"}, SettingsError, "claims: must be one of inpatient, outpatient"),
-        ({"window_days": 1.0}, SettingsError, "window days"),
         ({"group": {"x": "1,7"}}, DataError, r"lacks sample 7: need DE1_0_.*_N\.csv"),
         ({"group": {"x": "1,1"}}, DataError, "--group: samples must be at one site each"),
         ({"claims": "outpatient"}, DataError, r"lacks the table DE1_0.*Outpatient_Claims"),
@@ -180,7 +172,6 @@ def test_real_inpatient_samples(ehr_data):
     patients = [line.patients for line in cohort.summary()]
     assert patients == [3268, 3255, 3195, 3241, 3222]  # "about 3,250"
     assert [len(v) for v in cohort.vocabularies] == [202, 316]
-    assert all("died" not in line.labelled for line in cohort.summary())
     assert set(cohort.vocabularies[0].codes) <= set(codes)
 
 

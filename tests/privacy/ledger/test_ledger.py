@@ -23,13 +23,14 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError, StateError
-from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent, account
+from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, ReleaseKey, file
 from dpfact_flower.privacy.ledger import ledger as ledger_module
 from dpfact_flower.privacy.ledger.file import chained, to_bytes
 from dpfact_flower.privacy.release import Share, release_nothing
 from tests.bits import assert_bits
 from tests.crash import files_up_to
+from tests.machine.test_files import mode_of, steps_to_disk
 
 DATA = "f" * 64
 MODES = ("procedures", "diagnoses")
@@ -89,14 +90,6 @@ def ledger(folder) -> Iterator[Ledger]:
 
 
 # --- resending
-
-
-def test_before_the_first_release_there_is_nothing(ledger):
-    assert ledger.release_of("job-1", 1) is None
-    assert ledger.events() == ()
-    assert ledger.rows() == ()
-    assert ledger.verify() == []
-    assert ledger.head() == Head(0, START)
 
 
 PATIENT = make_events(unit="patient", neighbours="add-remove", claim=PATIENT_CLAIM)[:1]
@@ -256,16 +249,9 @@ def test_events_add_up_over_jobs_and_data(ledger):
     assert list(ledger.events()) == expected
     assert ledger.events("a") == (*make_events(1), *make_events(2))
     assert ledger.events("d") == ledger.events("e") == ledger.events("unknown") == ()
-    total = account(ledger.events(), 1e-5)
-    assert total.releases == 8
-    assert total.rho == pytest.approx(sum(event.rho for event in expected), rel=1e-15)
 
 
 # --- the file
-
-
-def mode_of(path: Path) -> int:
-    return path.stat().st_mode & 0o777
 
 
 @pytest.mark.usefixtures("umask")
@@ -294,24 +280,9 @@ def test_a_commit_survives_power_loss_except_in_simulation(folder, durable, sync
 
 
 def test_a_new_ledger_is_on_disk_before_its_name_and_that_before_any_charge(folder, monkeypatch):
-    steps = []
-    fsync, link = os.fsync, os.link
-
-    def note_fsync(handle: int) -> None:
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        steps.append("folder" if path == folder else "file" if path.parent == folder else "above")
-        fsync(handle)
-
-    def note_link(*paths: str) -> None:
-        steps.append("name")
-        link(*paths)
-
-    if not Path("/proc/self/fd").exists():
-        pytest.skip("needs /proc")
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "link", note_link)
+    steps = steps_to_disk(monkeypatch, folder, "link")
     Ledger(folder, create=True).close()
-    assert [step for step in steps if step != "above"] == ["file", "name", "folder"]
+    assert steps == [f"{(folder / LEDGER).stat().st_size} bytes", "name", "folder"]
 
 
 def test_two_creators_share_the_first_ones_ledger(folder, monkeypatch):
