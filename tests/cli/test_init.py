@@ -48,14 +48,6 @@ def published(app: Path) -> dict[str, bytes]:
     return sent
 
 
-def downloaded(app: Path, folder: Path) -> Path:
-    """Make a folder such as `flwr new` unpacks, with only the published files of an app."""
-    for path, content in published(app).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return folder
-
-
 @pytest.fixture
 def project(tmp_path):
     """A project written by `dpfact init`."""
@@ -129,9 +121,11 @@ def test_what_is_no_project_is_refused_and_nothing_written(arguments, says, tmp_
 @pytest.mark.ray
 def test_a_download_of_a_project_runs_as_its_readme_says(tmp_path):
     """The test has its own SuperLink, in place of the one that `flwr run` leaves behind."""
-    here = tmp_path / "here" / "study"
+    here, study = tmp_path / "here" / "study", tmp_path / "study"
     dpfact("init", here, "-s", "rank=4", "-s", "privacy=none", "-s", "rounds=2")
-    study = downloaded(here, tmp_path / "study")
+    for path, content in published(here).items():  # all that `flwr new` unpacks
+        (study / path).parent.mkdir(parents=True, exist_ok=True)
+        (study / path).write_bytes(content)
     blocks = re.findall(r"(?:^    .+\n)+", (study / "README.md").read_text(), re.MULTILINE)
     chosen = [block for block in blocks if re.match(r"    (export|flwr run \. --stream)", block)]
     assert len(chosen) == 2

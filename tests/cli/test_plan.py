@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -13,9 +14,7 @@ from tests.commands import dpfact
 
 FACTS = ("--sizes", "202x316", "--patients", "40662", "--sites", "6", "--rank", "50")
 
-
-def plan(*arguments):
-    return dpfact("plan", *arguments, width=160)
+plan = partial(dpfact, "plan", width=160)
 
 
 def test_it_prints_the_plan_of_a_run():

@@ -5,6 +5,7 @@ import logging
 import re
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,7 @@ pytestmark = pytest.mark.slow
 SECRET = 9876543.0
 KINDS = {"entry": ("replace", PAPER_CLAIM), "patient": ("add-remove", PATIENT_CLAIM)}
 
-
-def ledger_text(*arguments: object, code: int = 0, width: int = 200) -> str:
-    return dpfact("ledger", *arguments, code=code, width=width)
+ledger_text = partial(dpfact, "ledger", width=200)
 
 
 def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: bool = False) -> None:

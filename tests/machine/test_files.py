@@ -68,6 +68,12 @@ def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_pa
     assert steps == ["3 bytes", "name", "folder"]
 
 
+def test_a_new_folder_is_on_disk_before_anything_in_it(tmp_path, monkeypatch):
+    steps = steps_to_disk(monkeypatch, tmp_path, "mkdir")
+    files.private_folder(tmp_path / "new")
+    assert steps == ["name", "folder"]
+
+
 @pytest.mark.usefixtures("umask")
 def test_a_file_is_the_owners_alone_even_where_the_old_one_was_not(tmp_path):
     (tmp_path / "x").write_bytes(b"old")

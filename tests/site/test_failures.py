@@ -36,6 +36,7 @@ from tests.patience import Clock
 from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
 
 SECRET = "no space left for 'Jane Doe'"
+FULL = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 ROOM = largest_run([range(size) for size in SIZES], SiteSettings())
 """Bytes that are reserved before patients are read."""
@@ -63,12 +64,11 @@ def test_a_disk_full_at_any_step_says_the_same_and_charges_nothing(worlds, numbe
         world.go_to(number)
     charged = number < 5
     before = worlds[0].rows()
-    full = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     writes = [each for each in WRITES if each[1] != "unlink"]
     for step in itertools.count():
         answers = []
         for world in worlds:
-            with failing_at(step, full, writes):
+            with failing_at(step, FULL, writes):
                 answers.append(world.ask(number))
         assert answers[0] == answers[1]
         if answers[0].reply.startswith("["):
@@ -151,8 +151,7 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
 
 
 def test_a_disk_without_room_is_told_how_much_is_needed(tmp_path, monkeypatch):
-    full = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr("dpfact_flower.site.resources.reserved", full)
+    monkeypatch.setattr("dpfact_flower.site.resources.reserved", FULL)
     with pytest.raises(StateError, match=r"needs 16 MiB of free disk space.*\(No space left"):
         reserve(ExitStack(), tmp_path, 2**24)
 
@@ -484,5 +483,5 @@ def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(wor
 
 def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch):
     _, after = with_other_data(worlds)
-    monkeypatch.setattr("dpfact_flower.site.store.replacing", raising(OSError(errno.ENOSPC, "x")))
+    monkeypatch.setattr("dpfact_flower.site.store.replacing", FULL)
     assert [after.ask(2), after.ask(2)] == [("dpfact:failed", 1)] * 2

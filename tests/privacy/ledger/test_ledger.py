@@ -255,13 +255,12 @@ def test_events_add_up_over_jobs_and_data(ledger):
 
 
 @pytest.mark.usefixtures("umask")
-def test_ledger_and_side_files_are_the_owners_alone(folder):
-    with Ledger(folder, create=True) as ledger:
-        charge(ledger)
-        with ledger._transaction("IMMEDIATE") as connection:
-            connection.execute("PRAGMA cache_size = 1")  # so that the journal is written at once
-            connection.execute("UPDATE releases SET payload = zeroblob(200000)")
-            modes = {path.name: mode_of(path) for path in folder.iterdir()}
+def test_ledger_and_side_files_are_the_owners_alone(ledger, folder):
+    charge(ledger)
+    with ledger._transaction("IMMEDIATE") as connection:
+        connection.execute("PRAGMA cache_size = 1")  # so that the journal is written at once
+        connection.execute("UPDATE releases SET payload = zeroblob(200000)")
+        modes = {path.name: mode_of(path) for path in folder.iterdir()}
     assert modes == dict.fromkeys((LEDGER, HEAD, f"{LEDGER}-journal"), 0o600)
     assert mode_of(folder) == mode_of(folder.parent) == 0o700
 
@@ -655,18 +654,17 @@ def test_who_dies_in_a_charge_leaves_the_ledger_before_it_or_after_it(folder, po
         assert len(ledger.events()) == 4
 
 
-def test_a_charge_looks_a_last_time_after_it_has_waited_for_who_reads(folder):
+def test_a_charge_looks_a_last_time_after_it_has_waited_for_who_reads(ledger):
     """Otherwise, a slow reader could delay a charge until its round is over."""
     looked = []
-    with Ledger(folder, create=True) as ledger:
-        charge(ledger)
-        reader = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
-        reader.execute("BEGIN")
-        reader.execute("SELECT count(*) FROM releases").fetchall()
-        ending = threading.Timer(1.0, reader.execute, ("COMMIT",))
-        ending.start()
-        asked = make_key(round_number=2), "terms", make_release(2)
-        ledger.charge(*asked, None, lambda: looked.append(reader.in_transaction))
-        ending.join()
-        reader.close()
+    charge(ledger)
+    reader = sqlite3.connect(ledger.path, isolation_level=None, check_same_thread=False)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM releases").fetchall()
+    ending = threading.Timer(1.0, reader.execute, ("COMMIT",))
+    ending.start()
+    asked = make_key(round_number=2), "terms", make_release(2)
+    ledger.charge(*asked, None, lambda: looked.append(reader.in_transaction))
+    ending.join()
+    reader.close()
     assert looked == [False]
