@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,8 +19,6 @@ from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.settings import AppSettings
 from tests.commands import dpfact
-
-APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 
 
 @pytest.mark.slow
@@ -85,7 +82,7 @@ def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, 
     monkeypatch.chdir(tmp_path)  # the app is found wherever a command starts
     assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
     assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
-    own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
+    own = (APP_FOLDER / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
     (tmp_path / "pyproject.toml").write_text(own.replace("synthetic:demo", "data/ours"))
     config = run_config(tmp_path, [], data=None)
     assert (config["data"], config["rank"]) == ("data/ours", 7)
@@ -136,22 +133,22 @@ def test_a_setting_written_as_an_option_is_answered_with_how_to_write_it():
 
 def test_the_wheel_has_the_flower_app():
     """`dpfact demo` works without a clone of the repository."""
-    root = APP.parents[1]
+    root = APP_FOLDER.parents[1]
     build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build["targets"]["wheel"]
-    ours = APP.relative_to(root).as_posix()
+    ours = APP_FOLDER.relative_to(root).as_posix()
     assert wheel["only-include"] == ["dpfact_flower", ours]
     assert wheel["sources"] == {ours: "dpfact_flower/flower_app"}
 
 
 def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
     """Flower accepts no other keys on its command line. A run is the same wherever it starts."""
-    assert app_config(APP) == RunConfig.read({}).write()
+    assert app_config(APP_FOLDER) == RunConfig.read({}).write()
     text = dpfact("settings")
     for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
         assert key in text
     assert "different defaults" not in text
-    own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
+    own = (APP_FOLDER / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
     (tmp_path / "pyproject.toml").write_text(own)
     assert "has different defaults: rank = 7\n" in dpfact("settings", "--app", str(tmp_path))
     (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\npublisher = "north"\n')

@@ -199,9 +199,6 @@ def test_options_are_checked(tables):
         events.read({"procedures": tables["procedures"]}, "north")
     with pytest.raises(SettingsError, match="column time: need a name"):
         events.read(tables, "north", columns=events.Columns(time=""))
-
-
-def test_names_of_columns_are_checked():
     for names in ({"code": "Patient"}, {"patient": "site"}, {"code": " "}):
         with pytest.raises(SettingsError, match=r"names must differ|column code: need"):
             events.Columns(**names)
