@@ -18,6 +18,7 @@ def vocabulary() -> Vocabulary:
 
 def test_index_is_the_position_of_each_code(vocabulary):
     assert [vocabulary.index[code] for code in CODES] == [0, 1, 2, 3]
+    assert Vocabulary("drugs", ("b", "c", "a")).index == {"b": 0, "c": 1, "a": 2}
     assert len(vocabulary) == 4
 
 

@@ -68,6 +68,12 @@ def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_pa
     assert steps == ["3 bytes", "name", "folder"]
 
 
+def test_a_small_file_is_on_disk_before_the_name_that_it_is_given_once(tmp_path, monkeypatch):
+    steps = steps_to_disk(monkeypatch, tmp_path, "link")
+    files.create_once(tmp_path / "x", b"key")
+    assert steps == ["3 bytes", "name", "folder"]
+
+
 def test_a_new_folder_is_on_disk_before_anything_in_it(tmp_path, monkeypatch):
     steps = steps_to_disk(monkeypatch, tmp_path, "mkdir")
     files.private_folder(tmp_path / "new")
