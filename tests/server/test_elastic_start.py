@@ -52,6 +52,15 @@ def begun(cohort, server: Coordinator, number=1):
     return request, list(found.values())
 
 
+@pytest.mark.parametrize("seed", [-1, 0])
+def test_the_paper_s_noise_from_a_seed_is_called_seeded(seed):
+    privacy = PrivacySettings(privacy="paper", noise_seed=seed)
+    rule = ElasticRule(SIZES, SolverSettings(solver="psgd", clip=1.0), privacy, RunSettings())
+    events = rule.planned_events(1)
+    assert [event.name for event in events] == ["round 1, mode 1", "round 1, mode 2"]
+    assert {event.seeded for event in events} == {seed == 0}
+
+
 def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
     server = make()
     request, outcomes = begun(planted, server)
