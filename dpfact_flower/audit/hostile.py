@@ -76,7 +76,7 @@ def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) 
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose counts are proportional to the weights of one phenotype."""
+    """Return a patient whose counts are proportional to the largest weights of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []

@@ -8,7 +8,7 @@ the ratio's means with and without the group, in standard deviations.
 
 The group consists of identical patients, called canaries. With Gaussian noise, the privacy loss mu
 for k canaries is k times the loss for one canary (Dong, Roth & Su 2022, Theorem 2.14). The audit
-also checks that one canary can contribute as much to a release as the sensitivity allows.
+also checks that one canary contributes at least 99 % of the sensitivity to every release.
 """
 
 import math
@@ -76,7 +76,7 @@ def audit_likelihood(
 
     The first finding is the difference between a run's estimated privacy loss and the ledger's, in
     standard errors. The second finding is the largest such difference for a single release. The
-    third finding is a canary's smallest contribution divided by the sensitivity.
+    third finding is the smallest share of a release's sensitivity that one canary contributes.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)

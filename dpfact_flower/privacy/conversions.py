@@ -100,11 +100,11 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return the epsilon of releasing `count` values in one run with discrete Gaussian noise.
+    """Return the epsilon of releasing `count` values in total with discrete Gaussian noise.
 
     Discrete Gaussian noise is close to rounded Gaussian noise, so this function adds a margin
-    (`DISCRETE_SLACK`) to the epsilon and delta of `epsilon_gaussian`. The result is infinite if the
-    arguments exceed the limits of the proof in ``docs/explanation/noise.md``.
+    (`DISCRETE_SLACK`) to the epsilon and delta of `epsilon_gaussian`. The result is infinite if
+    `count`, `delta` or epsilon is outside the limits of the proof (``docs/explanation/noise.md``).
     """
     if count > MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf

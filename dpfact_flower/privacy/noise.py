@@ -134,7 +134,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
         value = _laplace(bits, words, cursor)
         size = abs(value)
         whole, rest = (size >> bits) - 1, size & ((1 << bits) - 1)
-        if whole < 0:  # |y| is below S
+        if whole < 0:  # |y| is below s
             whole, rest = 0, (1 << bits) - rest
         if (
             _exp_power(whole * whole, 1, 1, words, cursor)

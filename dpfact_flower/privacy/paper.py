@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return a factor's zCDP cost per round: `rho`, or an equal share of the run's total cost."""
+    """Return a factor's zCDP cost per round: `rho` or, if 0, an equal share of epsilon's cost."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 

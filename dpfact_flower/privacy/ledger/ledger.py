@@ -115,13 +115,13 @@ class Ledger:
         Return the ledger's new head, which the caller should write to the site's log. For a share
         of a secure sum, or for values without noise, the ledger stores only a keyed hash. If
         `charge` raises an exception, the release must not be sent. Recording the same release again
-        has no effect. Raise a StateError if the ledger has a later round of the job, or a different
-        release for the round. Also raise a StateError if the data has changed during the job.
+        has no effect. Otherwise, raise a StateError if the ledger already has this round or a later
+        round of the job. Also raise a StateError if the data has changed during the job.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
-        the budget check, a new release is refused. If `before_commit` raises an error, nothing is
-        charged.
+        the budget check, a new release is refused, unless `expected` is None. If `before_commit`
+        raises an error, nothing is charged.
         """
         self._check_own()
         payload, digest = self._stored(key, release)
@@ -307,7 +307,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that ends before `noted`.
+    `noted` is the last ledger head in the site's log. Refuse a backup that lacks `noted`.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)

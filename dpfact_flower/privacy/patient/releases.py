@@ -42,8 +42,8 @@ class PlannedRelease:
     """One release in a plan.
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
-    of a patient's contribution. `sigma` is the standard deviation of the honest sites' noise in
-    each value. `rho` is the zCDP cost. `count` is the number of values that one sum has.
+    of a patient's contribution. `sigma` is the standard deviation of the noise in each value (in
+    secure sums, the honest sites' noise). `rho` is the zCDP cost. `count` counts values (per slot).
     """
 
     kind: str
@@ -141,7 +141,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the names of a request's arrays. In the last round, `planned` is None."""
+    """Return which of `anchors` and `selection` a request has. The last round has no `planned`."""
     if planned is None or KINDS[planned.kind].clipped:
         return "anchors", "selection"
     return () if planned.kind == "codes" else ("selection",)
@@ -167,7 +167,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "pa
 
 
 def step_of(release: Release) -> float:
-    """Return the step of which all released values are multiples, or 0 if the step is unknown."""
+    """Return the step to whose multiples the values were rounded, or 0 if the step is unknown."""
     events = release.events
     return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -190,7 +190,7 @@ def share(
 
     The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
     is not rounded: rounding costs no privacy after all shares are summed, but not before. The share
-    must be masked before it leaves the site. `bounded.sigma` is the standard deviation of a
+    must be masked before it leaves the site. `bounded.sigma` must be the standard deviation of one
     site's noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)

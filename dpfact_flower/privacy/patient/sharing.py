@@ -2,7 +2,7 @@
 
 A secure sum consists of vectors, called slots. Each site adds its statistic to one of the sum's
 vectors, and adds noise to all vectors. The server learns only each vector's total. A sum is
-protected if at least `honest` sites add noise. The proof is in ``docs/explanation/secure-sums.md``.
+protected if at least `honest` non-colluding sites add noise (docs/explanation/secure-sums.md).
 """
 
 import math

@@ -235,9 +235,9 @@ def _products(
 ) -> int:  # fmt: skip
     """Multiply a patient's slice by the factors. Return the patient's number of codes in `mode`.
 
-    Store the patient's codes in `rows`, and the slice's inner product with each phenotype in
-    `score`. Store the slice's product with the other modes' factors (MTTKRP) in `product`. Each
-    code's place in `rows`, stored in `slot`, is -1 before and after the call.
+    Store these codes in `rows`, and the slice's inner product with each phenotype in `score`. Store
+    the slice's product with the other modes' factors (MTTKRP) in `product`. All entries of `slot`
+    are -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -265,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply the columns of `product` by the loadings `a`. Return the contribution's norm."""
+    """Multiply columns of `product` by positive loadings `a`. Return the contribution's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros

@@ -48,7 +48,7 @@ class Facts(NamedTuple):
         return self.patients / self.rank / noise * math.sqrt(2 * rho)
 
     def signal(self, rho: float) -> float:
-        """Return the signal-to-noise ratio of a refinement with the zCDP cost `rho` (0: unknown).
+        """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
 
         The ratio is the number of patients per phenotype, divided by the norm of the sites' total
         noise in one column of the largest mode's factor. The sensitivity is assumed to be 1.
