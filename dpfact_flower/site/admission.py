@@ -36,8 +36,8 @@ class Admitted:
     `announced` contains the privacy costs of this round and all later rounds. `ledger` is None if
     the site has no ledger yet. `rows` contains all of the ledger's rows, and `last` is the latest
     row of the request's job. If an earlier answer to this request can be sent again, `repeated` is
-    its ledger row. `secure` is None if the round has no secure sum. Call `free_disk` right before
-    the site writes its files, to free the disk space that is reserved for these files.
+    its ledger row. `secure` is None in a preflight and if the round has no secure sum. Call
+    `free_disk` right before the site writes its files, to free the space reserved for these files.
     """
 
     request: RoundRequest
@@ -104,7 +104,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the ledger row of an earlier answer that can be sent again, or None."""
+    """Return the row of an earlier answer to this request that can be sent again, or None."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             # A release whose bytes are not kept can be rebuilt only until the job's next round.
@@ -222,7 +222,7 @@ def check_budget(
 
 
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
-    """Refuse a round that would exceed the hospital's limit on rounds that read patients' data.
+    """Refuse a round that costs privacy if it would exceed the hospital's limit on rounds.
 
     If the budget were the only limit, a server could ask for many very noisy rounds, and measure
     how long each round takes. A new run is refused unless the limit allows all of its rounds.
@@ -238,7 +238,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger if the folder holds the ledger of a site that is not expected there."""
+    """Refuse a new ledger beside the ledger of another site that is not in `hospital.beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

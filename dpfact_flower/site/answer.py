@@ -50,7 +50,7 @@ class Site:
         self._hospital, self.name = hospital, hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Raise an error if `answer` would refuse the request. Read no patient's data."""
+        """Raise an error if `answer` would not admit the request. Read no patient's data."""
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
@@ -96,7 +96,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was already sent. If the release has noise, read no data."""
+        """Return the release that was already sent. If it has noise, read no patient's data."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
         if secure is not None:  # a later stage or attempt: the vector was charged before
@@ -231,7 +231,7 @@ def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> 
 
 
 def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome:
-    """Run a round. Refuse a cost above the cost announced for all remaining rounds together."""
+    """Run a round. Refuse a cost above the total cost announced for this and all later rounds."""
     announced, outcome = admission.announced, admission.work.run(data, kept)
     spent = outcome.release.events
     units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))

@@ -142,10 +142,10 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
     `epsilon_spent` is the total epsilon of all jobs at delta `budget-delta`. `epsilon_alone_spent`
-    is the epsilon if all other sites collude. `last_charge` is the last charge's time (seconds
-    since 1970, or 0). `releases` counts the ledger's rows. `failed_attempts` counts consecutive
-    rounds that failed after reading patients' data. After 10 failed rounds, the site refuses all
-    rounds until a person acts. `epsilon_alone_left` is absent if `max-epsilon-alone` is 0.
+    is the epsilon if all other sites collude. `last_charge` is in seconds since 1970 (0: none).
+    `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that failed
+    after reading patients' data. After 10, the site refuses new rounds until a person acts.
+    `epsilon_alone_left` is absent if `max-epsilon-alone` is 0. A lost ledger is an error.
     """
     folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0

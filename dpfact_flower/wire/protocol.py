@@ -55,9 +55,9 @@ class RoundRequest:
     phenotypes, `anchors` is empty. In privacy mode "none", a request without factors asks for
     co-occurrences. In round 1 of a run with long code lists, a request without factors asks for
     code counts. `selection` (int32) contains the positions of each mode's selected codes, or is
-    empty if all codes are used. In secure sums, `usages` contains each phenotype's estimated usage
-    in each group of sites, and the estimate's standard deviation. `answered` maps each site to the
-    last round that the site answered.
+    empty if all codes are used. In secure sums, `usages` (slots, 2, phenotypes) contains each
+    phenotype's estimated usage in each slot's group of sites, and the estimate's standard
+    deviation. `answered` maps each site to the last round that the site answered.
     """
 
     job: str
