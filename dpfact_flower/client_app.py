@@ -91,13 +91,13 @@ class DPFactClient(NumPyClient):
         return self._delayed(checked)
 
     def delayed_refusal(self, error: Exception) -> str:
-        """Log an error, wait until the reply is due, and return the error's text for the server."""
+        """Log an error, wait until the reply is due, and return the error code for the server."""
         reason = log_privately(self.site.name, error)
         self._delay().wait()
         return reason
 
     def _delayed(self, work: Callable[[ReplyDelay], Answer]) -> Answer:
-        """Call `work`, wait until the reply is due, and return the answer or raise an error."""
+        """Return the answer of `work`, or raise a `RoundRefusedError`, once the reply is due."""
         delay = self._delay()
         answer, reason = None, ""
         try:

@@ -55,7 +55,7 @@ class ConnectedSites:
     # --- Before a round ---------------------------------------------------------------------------
 
     def wait(self, *, first: bool) -> list[int]:
-        """Wait until the quorum (if `first`, all expected sites) is connected. Return the nodes."""
+        """Wait up to `wait-timeout` for the quorum (`first`: all expected sites). Return nodes."""
         run = self._coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

@@ -40,7 +40,7 @@ class DPFact(TrainOnlyStrategy):
     solver, privacy, run
         The run's settings. If omitted, all settings have their default values.
     vocabulary
-        The server's code lists, or their `joint_digest`. Sites must have the same lists.
+        The server's code lists, or their `joint_digest`. Sites with other lists refuse the run.
     run_dir
         Folder for `checkpoint.npz` and `history.jsonl`. If omitted, nothing is written.
     resume
@@ -155,7 +155,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the global factors and log failures.
 
-        If the quorum was missed, the arrays are None. No metric is computed from patients' data.
+        The arrays are None if the factors are unchanged. No metric is computed from patients' data.
         """
         sites, number = self._sites, self._finished_before + server_round
         received, sums, charged = sites.by_node(replies), None, set[str]()

@@ -164,7 +164,7 @@ class Coordinator:
         return slowest + self.run.grace
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Raise an error if there are too few sites for the quorum, or too many for the rule."""
+        """If `first`, raise an error for fewer sites than the quorum, or too many for the rule."""
         run = self.run
         # Later rounds may begin below the quorum, because lost sites may return.
         if sites < run.min_sites and first:
@@ -194,8 +194,8 @@ class Coordinator:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
         With secure sums, replies contain no arrays, and `sums` contains one total per group of
-        sites. If the secure sum failed, `sums` is empty. `charged` names all sites that spent
-        privacy budget, including sites that dropped out. If too few sites replied, the factors stay
+        sites (none if the sum failed). `charged` names all sites that spent budget on the sum, also
+        those that dropped out. If too few sites replied or the sum failed, the factors stay
         unchanged. Raise a `QuorumError` if the run cannot continue without the round's result.
         """
         unique, failed = _distinct(replies, failures)
@@ -255,7 +255,7 @@ class Coordinator:
         }
 
     def _plan_as(self, began: PrivacySettings) -> None:
-        """Plan the run as when it began, also if other sites are expected now."""
+        """Plan the run as when it began, also if another number of sites is expected now."""
         if self.secure and began.secure_sites not in (0, self.secure.sites):
             self.resize(began.secure_sites)
         given, default = self._given_privacy, PrivacySettings()

@@ -27,8 +27,8 @@ _LEAST = 1e-6
 class ElasticRule(ServerRule):
     """The server's rule for elastic averaging, which the DPFact paper describes.
 
-    By default, the initial factors are drawn at random from the public seed. In mode "none", the
-    server can compute the initial factors from the sites' co-occurrences. With long code lists, a
+    The initial factors are drawn at random from the public seed or, in mode "none" (see
+    `starts_from_cooccurrences`), computed from the sites' co-occurrences. With long code lists, a
     start from co-occurrences takes two rounds: one for code counts, and one for co-occurrences of
     the most frequent codes. Co-occurrences also determine the weight of each site's factors in
     later rounds. A subclass that overrides `update` always starts from random factors.
@@ -208,7 +208,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return the number of rounds before the first factors: 1, or 2 if the code lists are long."""
+    """Return how many rounds a start from co-occurrences takes: 1, or 2 if code lists are long."""
     return 2 if paired_codes(feature_shape) else 1
 
 
@@ -216,8 +216,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     If `step` is not 0, return `step`. If `step` is 0 and the solver uses eta and gamma, return eta
-    * gamma, as in the DPFact paper. For other solvers, return 1 / sites, so that the new global
-    factors are the sites' mean. Refuse a step that is 0 or unstable.
+    * gamma, as in the DPFact paper. Otherwise, return 1 / sites, so that the new global factors are
+    the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

@@ -103,7 +103,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how common each phenotype is in each group of sites, or None if not needed."""
+        """Return phenotypes' usages and their errors by group of sites, or None if not needed."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None

@@ -35,7 +35,7 @@ class ServerRule(ABC):
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return how much each group of sites uses each phenotype, or None if not needed."""
+        """Return phenotypes' usages and their errors by group of sites, or None if not needed."""
         return None
 
     def arrive(

@@ -35,7 +35,7 @@ class SecureSum:
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
     newest attempt. If the server crashes after it has requested secrets, or if no dropouts are
-    allowed, the server repeats the newest attempt. After any other crash, it starts a new attempt.
+    allowed, the server repeats the newest attempt. After other crashes, it asks all sites again.
     """
 
     def __init__(
