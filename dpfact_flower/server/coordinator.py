@@ -255,7 +255,7 @@ class Coordinator:
         }
 
     def _plan_as(self, began: PrivacySettings) -> None:
-        """Plan the run as when it began, also if another number of sites is expected now."""
+        """Plan the run's original releases, also if another number of sites is expected now."""
         if self.secure and began.secure_sites not in (0, self.secure.sites):
             self.resize(began.secure_sites)
         given, default = self._given_privacy, PrivacySettings()
