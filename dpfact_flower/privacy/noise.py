@@ -126,9 +126,9 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation s = 2**bits (Algorithm 3 with t = s).
 
-    A discrete Laplace value y is accepted with probability exp(-(|y| - s)**2 / (2 s**2)), where s
-    is 2**bits. The acceptance probability is the product of three factors exp(-k / 2**b), with
-    integers k and b, and each factor is drawn exactly (see docs/explanation/noise.md).
+    A discrete Laplace value y is accepted with probability exp(-(|y| - s)**2 / (2 s**2)). If the
+    distance between |y| and s is w s + r (`whole` and `rest`), this probability is the product of
+    exp(-1/2)**(w**2), exp(-r / s)**w and exp(-r**2 / (2 s**2)). Each factor is drawn exactly.
     """
     while True:
         value = _laplace(bits, words, cursor)
