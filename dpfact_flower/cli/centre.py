@@ -115,7 +115,8 @@ def submit(
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
     With --json, the log goes to standard error. The exit code is 0 if the run finished, 1 if it
-    failed, 2 after an error, and 4 if its result is unknown. After Ctrl-C, the run continues.
+    failed, 2 after an error (the run may have started) and 4 if its result is unknown. After
+    Ctrl-C, the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 

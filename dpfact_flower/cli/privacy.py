@@ -349,7 +349,7 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
 
 
 def _replacing(guarantee: Guarantee) -> str:
-    """Return the bracketed epsilon for replacing a record, on a new line, or "" if unknown."""
+    """Return a line with the bracketed epsilon for replacing a record, or "" if there is none."""
     from dpfact_flower.privacy import rounded_up
 
     epsilon = guarantee.headline.replacing
