@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return a copy with the codes `kept`, or None if no phenotype has codes in all modes."""
+        """Select the codes `kept`. Omit phenotypes that lack codes in a mode (None if all do)."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)

@@ -405,7 +405,7 @@ def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str,
     advice: str = "",
 ) -> None:  # fmt: skip
-    """Raise an error if rows meet `where`. The text `right` says what `column` must contain."""
+    """Raise an error if rows meet `where`. The text `right` says what `column` must be."""
     if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not{advice}")
 

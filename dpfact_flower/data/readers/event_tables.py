@@ -140,7 +140,7 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with one label (0, 1, no or yes) or one site for each patient.
+    """A table with one label (0 or 1, no or yes, false or true) or one site for each patient.
 
     `column` names the column of labels or sites (by default, the label's name or ``site``).
     `patient` defaults to the patient column of the event tables. Patients who are not in the table

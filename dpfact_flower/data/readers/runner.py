@@ -10,12 +10,12 @@ directive (a comment above a statement) determines how the statement is used:
   form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
   column rejects missing values. ``UNIQUE`` rejects duplicates. The source may lack a column that is
   declared with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet
-  an SQL condition; in the condition, all columns are text. With ``-- @there SQL``, a source
-  database selects rows by an SQL condition. With ``-- @optional CONSEQUENCE``, the table stays
-  empty if the source lacks ``FILE``, and the read report states the consequence. A column ``code``
-  of type ``VARCHAR[]`` lists the distinct values of the source's columns ``code_1``, ``code_2`` and
-  so on. A star in ``FILE`` matches any text. All tables that match ``FILE`` are combined, and the
-  column ``part`` contains the matched text.
+  an SQL condition; in the condition, all columns are text. With ``-- @there SQL``, an SQLAlchemy
+  database sends only rows that meet an SQL condition, in which ``$schema`` is the only placeholder.
+  With ``-- @optional CONSEQUENCE``, the table stays empty if the source lacks ``FILE``, and the
+  read report states the consequence. A column ``code`` of type ``VARCHAR[]`` lists the distinct
+  values of the source's columns ``code_1``, ``code_2`` and so on. A star in ``FILE`` matches any
+  text. All tables that match are combined, and the column ``part`` contains the matched text.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
   of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
 - ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
