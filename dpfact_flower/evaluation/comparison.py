@@ -147,7 +147,7 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs, which must have the same modes.
 
-    Raise an error if `others` contains the run itself, or a run that found no phenotypes.
+    Raise an error if `others` contains the run itself, or a run whose model is uninformative.
     """
     first, *runs = map(FinishedRun.read, (folder, *others))
     for other, run in zip(others, runs, strict=True):

@@ -43,9 +43,9 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. Phenotype numbers start at 1. Some phenotypes have a `name`.
 
-    `place` is the code's rank by `share` in its mode, starting at 1. `weight` is the code's entry
+    `place` is the code's rank by absolute `share` in its mode, from 1. `weight` is the code's entry
     in the factor matrix. `share` is `weight` divided by the sum of the phenotype's absolute weights
-    in the mode. `lift` is `share` divided by the code's mean share over all phenotypes.
+    in the mode. `lift` is `share` divided by the code's mean absolute share over all phenotypes.
     `false_discovery` is the estimated probability that a fit to other patients lacks the phenotype.
     """
 
@@ -152,7 +152,7 @@ class GlobalModel:
         return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Map each phenotype and mode to the codes with non-zero weights, largest share first."""
+        """Map phenotypes to modes to codes with non-zero weights, largest absolute share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):

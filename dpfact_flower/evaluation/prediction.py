@@ -38,9 +38,8 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
-    All predictors use the same splits, which are stratified by site and label. Each column of
-    `patient_factors` must belong to the same phenotype at all sites. Sites without the label are
-    omitted.
+    Sites without the label get no AUC. All predictors use the same splits, stratified by site and
+    label. Each column of `patient_factors` must belong to the same phenotype at all sites.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}

@@ -132,7 +132,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return `count` / `patients`, or a vague text if the share would reveal a small count."""
+    """Return `count` / `patients`, a vague text to hide a small count, or None for no patients."""
     if not patients:
         return None
     if count < SMALL:

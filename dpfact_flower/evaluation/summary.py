@@ -1,8 +1,8 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
-The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. Missing
-values of `epsilon`, `delta`, `accountant`, `rmse`, `fit`, `fms` and `auc` are null. Other missing
-values are omitted.
+The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. If one of
+these parts is missing, its fields are omitted, but `epsilon`, `delta`, `accountant`, `rmse`, `fit`,
+`fms` and `auc` are null. All other missing values are null.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models in the last round and, in `error_by_round`, in each round."""
+    """Errors of the sites' own models in each round with all sites, and in the last such round."""
 
     rmse: float
     fit: float
@@ -177,8 +177,8 @@ class Summary:
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
     the model. `row_unit` names what a row of the tensor represents, such as ``patient``.
     `false_discovery` lists each phenotype's estimated probability of being a false discovery.
-    `read_report` is the simulated cohort's (see `Cohort`).
-    `spent` is None in a run without noise, and `measured` is None in a deployment.
+    `read_report` is the simulated cohort's (see `Cohort`). `spent` is None in a run without noise.
+    `measured` is None in a deployment, and in a simulation that was not measured.
     """
 
     name: str

@@ -3,8 +3,8 @@
 A share of patients is None if there are no patients. A word replaces a share that would reveal a
 count below ten. ``<10`` means fewer than ten patients. ``most`` means all patients but at most
 nine, in a group of fewer than 100 patients. ``nearly all`` means all patients but at most nine, in
-a group of 100 or more patients. ``hidden`` means that readers could derive a small count from the
-share.
+a group of 100 or more patients. ``hidden`` means that the share would let readers derive a count
+below ten.
 """
 
 from collections.abc import Sequence
@@ -150,10 +150,10 @@ class Replication:
         return sum(pair.is_replicated for pair in self.pairs)
 
     def partner(self, number: int) -> Pair | None:
-        """Return the pair that contains phenotype `number`, or None if there is no such pair."""
+        """Return the pair of the first run's phenotype `number`, or None if there is no pair."""
         return next((pair for pair in self.pairs if pair.number == number), None)
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return each run's pair with phenotype `number`. Without a partner, the pair's match is 0."""
+    """Return phenotype `number`'s pair in each replication. Without a partner, `match` is 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
