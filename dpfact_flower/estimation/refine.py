@@ -74,9 +74,8 @@ def refine_factor(
 
     The sites computed `releases` from `factors`, and added noise of standard deviation `sigma`.
     `shrink` is the soft threshold, divided by the standard deviation of the noise in the sum over
-    sites. `tau` is the number of passes over the factor's columns. The elastic term of a phenotype
-    has the weight `pull` times the phenotype's total usage. Columns that would become zero stay
-    unchanged.
+    sites. `tau` is the number of passes over the columns. The elastic term of a phenotype has the
+    weight `pull` times the phenotype's total usage. Columns that would become zero stay unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()

@@ -65,8 +65,9 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
-    Each row of `usage` measures how common phenotypes are at one site, or in one group of sites
-    (see `MOST_SEPARATE`). `stacked` contains all modes' factors in a single matrix.
+    `stacked` contains the factors before scaling. Off the diagonal, site t's co-occurrence matrix
+    is about ``stacked diag(usage[t]) stacked.T``. If there are more than `MOST_SEPARATE` sites, t
+    is a group of sites.
     """
 
     factors: Factors
@@ -116,7 +117,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
     """Sum the releases in at most `MOST_SEPARATE` groups. Return each group's scaled sum and scale.
 
-    A group's scale is the square root of its size: a scaled sum is as noisy as one release.
+    Each sum is divided by its scale (the root of its group's size), to be as noisy as one release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), MOST_SEPARATE))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -226,7 +227,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find non-negative factors and usages that best explain the sites' residuals.
+    """Find non-negative usages and factors (of norm 1) that best explain the sites' residuals.
 
     Return between one and `most` dissimilar factors, best first. For `threshold`, see `fit_pairs`.
     """

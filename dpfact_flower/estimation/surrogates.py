@@ -41,7 +41,7 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float,
     rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw surrogate patients, or return None if the sites' patients have too many codes.
+    """Draw surrogate patients. Return None for too many codes per patient, one mode or no cells.
 
     `start` was computed from `releases`. Each released value has noise of standard deviation
     `sigma`. If `any_cells` is true, the number of codes has no limit.

@@ -173,10 +173,10 @@ def update_features(
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
     """Reduce the objective, as a function of one factor, in one sweep over the factor's columns.
 
-    The objective has the curvature `q`, the linear term `target`, and an l2,1 penalty of weight
-    `mu`. `columns` (the factor, updated in place) and `target` are transposed. `columns`, `target`
-    and `q` are all float32 or all float64. Each step finds the exact minimum over one column. One
-    matrix product gives the gradients of a panel (a group of columns). Each step then corrects the
+    The objective has the curvature `q`, the linear term minus `target`, and an l2,1 penalty with
+    weight `mu`. `columns` (the factor, updated in place) and `target` are transposed. All arrays
+    are float32, or all are float64. Each step finds the exact minimum over one column. One matrix
+    product gives the gradients of a panel (a group of columns). Each step then corrects the
     gradients of the panel's remaining columns.
 
     If a diagonal entry of `q` is almost 0, the column has no effect on the model: it becomes zero

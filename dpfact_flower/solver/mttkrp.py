@@ -10,8 +10,7 @@ are added in float64 in a fixed order. The number of threads therefore does not 
 Within a chunk, sums are computed in the factors' precision.
 
 Loops over fibres use vector instructions. A factor's row is processed in slices, each of which
-fills `registers` (see `stack.slices`). The argument `column` is the index of a slice's first
-column.
+fills `registers` (see `stack.slices`). The argument `column` is a slice's first column.
 """
 
 import itertools

@@ -18,7 +18,7 @@ If `clip` is 0, the solver limits and scales the steps for losses other than squ
 Gradients of losses with a logarithm are large where the model is close to zero. Each row's step is
 therefore at most as long as an implicit gradient step from 0, that is, sqrt(eta) for step size eta.
 Patients' rows are longer than feature rows and are visited less often. Steps of patients' rows are
-therefore multiplied by the ratio of patients' to feature rows' mean squared lengths.
+therefore multiplied by the ratio of patients' to feature rows' mean squared lengths (at least 1).
 """
 
 import math
@@ -65,7 +65,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
     The proximal step can set a column of the patients' factor to zero. A zero column stays zero
-    unless the gradient steps of a pass exceed eta * mu (step size times penalty).
+    unless a pass's gradient steps move it by more than eta * mu (step size times l2,1 weight).
     """
     settings = problem.settings
     state = _State(problem)

@@ -85,7 +85,7 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Return the mean curvature of an entry's loss as a function of a feature factor's row.
 
-    The calculation assumes that a single phenotype explains each entry exactly.
+    The mean over phenotypes assumes that a single phenotype explains each entry exactly.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     slope = np.vectorize(loss.gradient, otypes=[float])  # a gradient takes only numbers

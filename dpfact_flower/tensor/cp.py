@@ -252,7 +252,7 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
     The formula is from the section "Privacy" of the DPFact paper. `match_columns` pairs components.
     A pair's score is the product of its cosines. If both arguments are a `CPModel`, the score is
-    multiplied by 1 minus the relative difference between the components' weights. The FMS is the
+    multiplied by the ratio of the smaller to the larger of the components' weights. The FMS is the
     sum of the scores, divided by the larger rank, so a missing or spurious component counts as 0.
     (pyttb divides the sum of the scores by the smaller rank.)
     """
@@ -268,7 +268,7 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
 
 def column_cosines(estimate: Floats, truth: Floats) -> Floats:
-    """Return the matrix of cosines between the columns of `estimate` and the columns of `truth`."""
+    """Return the cosines between columns of `estimate` (rows) and columns of `truth` (columns)."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 
