@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 
 def thread_count() -> int:
-    """Return ``OMP_NUM_THREADS`` if it is set, or else the number of available processors.
+    """Return ``OMP_NUM_THREADS`` if it is positive, or else the number of available processors.
 
     In a thread that `in_order` started, return 1, because all processors are in use.
     """

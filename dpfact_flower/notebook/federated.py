@@ -62,9 +62,9 @@ def federate(
     out : path, optional
         Folder for the run's files. By default, the run stays in memory until you call `Run.save`.
     state_dir : path, optional
-        Folder for each site's ledger and patient factors. Without `state_dir`, the ledgers of
-        `sites` are deleted after the run and cannot limit later runs. If `sites` and `state_dir`
-        are given, a run with noise needs `max_epsilon`, and patient mode needs `patients`.
+        Folder for each site's ledger and own model. Without `state_dir`, the ledgers of `sites` are
+        deleted after the run and cannot limit later runs. If `sites` and `state_dir` are given, a
+        run with noise needs `max_epsilon`, and patient mode needs `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.

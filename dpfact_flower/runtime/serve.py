@@ -53,7 +53,7 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds the simulated sites. By default, sites are read from the config's folder.
+    `cohort` holds simulated sites, which are by default read from the folder that `config` names.
     `durable` sites keep budgets. If `measured` is False, a simulation's model is not evaluated.
     """
     app, run, solver, privacy = config

@@ -103,7 +103,7 @@ class Connection:
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
 
     def command(self, words: str) -> str:
-        """Return the shell command that calls ``flwr`` with `words` as arguments."""
+        """Return the shell command that calls ``flwr`` with `words` and this SuperLink's name."""
         home = self.environment.get("FLWR_HOME")
         return f"FLWR_HOME={home} " * bool(home) + f"flwr {words} {self.name}"
 
@@ -259,7 +259,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port, and stop the SuperLink when the context ends.
+    """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
     Ray runs the clients if `simulation` is true, and SuperNodes run them if it is false.
     """

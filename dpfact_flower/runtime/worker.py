@@ -1,9 +1,9 @@
 """Answer each message in a separate process, which has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. The executor itself never reads patients' data. If the new process dies or hangs, the
-executor sends an error code at the time when the reply would be due. Without this error code, the
-SuperNode would report the failure at a time that depends on patients' data.
+reply. The executor itself never reads patients' data. If the new process dies, the executor sends
+an error code when the reply would be due. A process that hangs is killed after its time limit.
+Otherwise, the SuperNode would report the failure at a time that depends on patients' data.
 """
 
 import json
