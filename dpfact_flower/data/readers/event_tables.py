@@ -143,8 +143,8 @@ class LabelTable:
     """A table with one label (0 or 1, no or yes, false or true) or one site for each patient.
 
     `column` names the column of labels or sites (by default, the label's name or ``site``).
-    `patient` defaults to the patient column of the event tables. Patients who are not in the table
-    get the label `missing` (0 or 1), or cause an error if `missing` is empty.
+    `patient` defaults to the patient column of the event tables. Patients who are not in a table of
+    labels get the label `missing` (0 or 1), or cause an error if `missing` is empty.
     """
 
     file: TableSource
