@@ -3,8 +3,7 @@
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 contains the patients' scores. No privacy guarantee covers a review's files, so the files must stay
 at the hospital. The run folder receives the review's decision and the phenotype's name. For ten or
-more charts, the run folder also receives the number of charts and the rounded share of confirmed
-charts.
+more charts, it also receives the number of charts and the rounded share of confirmed charts.
 """
 
 import csv

@@ -85,7 +85,10 @@ def summarise(
         measured=measures,
         row_unit=cohort.row_unit if cohort else PATIENT,
         false_discovery=coordinator.rule.false_discovery,
-        read_report=cohort.read_report if cohort else (),
+        read_report=tuple(
+            (where, what, count and max(10, round(count, -1)))
+            for where, what, count in (cohort.read_report if cohort else ())
+        ),
     )
     return summary, tables
 

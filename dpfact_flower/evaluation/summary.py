@@ -177,7 +177,7 @@ class Summary:
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
     the model. `row_unit` names what a row of the tensor represents, such as ``patient``.
     `false_discovery` lists each phenotype's estimated probability of being a false discovery.
-    `read_report` is the simulated cohort's (see `Cohort`). `spent` is None in a run without noise.
+    `read_report` has the reader's counts, rounded. `spent` is None in a run without noise.
     `measured` is None in a deployment, and in a simulation that was not measured.
     """
 

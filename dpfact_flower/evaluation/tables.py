@@ -3,8 +3,7 @@
 A share of patients is None if there are no patients. A word replaces a share that would reveal a
 count below ten. ``<10`` means fewer than ten patients. ``most`` means all patients but at most
 nine, in a group of fewer than 100 patients. ``nearly all`` means all patients but at most nine, in
-a group of 100 or more patients. ``hidden`` means that the share would let readers derive a count
-below ten.
+a group of 100 or more patients. ``hidden`` means that the share would reveal a count below ten.
 """
 
 from collections.abc import Sequence

@@ -99,8 +99,7 @@ def initial_state(
 
     If `kept` is None, the site needs a patients' factor. With a relative weight, round 1 scales a
     random patients' factor to minimise the error, and later rounds fit the factor to the data. With
-    the paper's weight, the patients' factor is random, and scaled to give the model the same norm
-    as the data.
+    the paper's weight, the patients' factor is random, and the model gets the norm of the data.
     """
     relative = request.solver.is_relative
     if kept is not None:

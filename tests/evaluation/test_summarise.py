@@ -1,6 +1,7 @@
 """A simulation's measures: on a sample of many patients, and one site at a time."""
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,8 +57,10 @@ def test_sites_are_measured_one_at_a_time(monkeypatch):
 
 
 @pytest.mark.slow
-def test_coherence_is_that_of_the_runs_own_patients(cohort):
-    run = federate(sites=cohort, privacy="none", rank=3, rounds=2)
+def test_coherence_is_of_the_runs_own_patients_and_the_readers_counts_are_rounded(cohort):
+    read = (("sites", "rows", 1234), ("patients", "left out", 3), ("patients", "alike", 0))
+    run = federate(sites=replace(cohort, read_report=read), privacy="none", rank=3, rounds=2)
+    assert [count for _, _, count in run.summary.read_report] == [1230, 10, 0]
     expected = coherence(run.model.factors, (site.tensor for site in cohort.sites))
     assert run.summary.measured.coherence == expected
 
