@@ -103,9 +103,9 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "As in the paper, RMSE covers all cells, including zeros. Federated systems have one model "
-        "per site, and therefore more parameters than centralised systems. *RMSE shared* is the "
-        "RMSE after patients' loadings are refitted to the shared factors. A system has converged "
+        "As in the paper, RMSE covers all cells. Federated systems have one model per site, and "
+        "therefore more parameters than centralised systems. *RMSE shared* is the RMSE after "
+        "patients' loadings are refitted to the shared factors. A system has converged "
         f"once {100 * (1 - _NEAR):g} % of the total decrease in its RMSE is reached.",
         _figure(found),
         [

@@ -89,7 +89,7 @@ def section(plan: Plan, results: Results) -> Section:
             Table(
                 "auc_paired_by_rank",
                 _over_ranks(pairs),
-                about="smallest and largest difference in AUC between two systems",
+                about="range over ranks of the difference in AUC between two systems",
             ),
         ],
         _verdicts(plan, pairs, groups),
