@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from laboratory.campaign.deployed import deployment
 from laboratory.campaign.real import carry_out_real, drawn_real
 from laboratory.campaign.scenario import Outcome, carry_out, drawn
-from tests.conftest import make_cohort
+from tests.conftest import ALL_SURROGATES, make_cohort
 
 
 def main() -> int:
@@ -50,6 +50,8 @@ def _simulated(seeds: Iterable[int]) -> Iterator[tuple[int, Outcome]]:
 
 
 def _real(seeds: Iterable[int]) -> Iterator[tuple[int, Outcome]]:
+    for module, name, number in ALL_SURROGATES:  # the expected model needs as many as deployed runs
+        setattr(module, name, number)
     with TemporaryDirectory() as name, deployment(make_cohort(), folder := Path(name)) as made:
         for seed in seeds:
             yield seed, carry_out_real(drawn_real(seed), made, folder)
