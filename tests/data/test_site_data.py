@@ -61,6 +61,7 @@ def test_labels_cannot_be_changed_from_outside():
     ("changes", "message"),
     [
         ({"name": "a/b"}, "site name"),
+        ({"name": "x" * 65}, "site name"),
         ({"tensor": np.zeros((3, 2, 3))}, "must be a SparseTensor"),
         ({"vocabularies": VOCABULARIES[:1]}, r"need vocabularies of .*got \(2,\)"),
         ({"vocabularies": VOCABULARIES[::-1]}, r"of \(2, 3\) codes, got \(3, 2\)"),

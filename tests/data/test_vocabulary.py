@@ -54,6 +54,8 @@ def test_json_round_trip(codes):
 @pytest.mark.parametrize(
     ("name", "codes", "descriptions", "message"),
     [
+        ("", ("a",), (), "vocabulary name"),
+        ("../up", ("a",), (), "vocabulary name"),
         ("a\n", ("a",), (), "vocabulary name"),
         ("x", (), (), "at least one code"),
         ("x", ("a", "b", "a"), (), "position 2 is the same as at position 0"),

@@ -110,6 +110,7 @@ def test_a_window_within_a_stay_uses_the_hospitals_clock(folder):
     [
         ("unittype", ["MICU", "Med-Surg-ICU"]),
         ("hospital", ["hospital-56", "hospital-58"]),
+        ("region", ["Midwest", "unknown"]),
     ],
 )
 def test_a_patient_is_at_the_site_of_the_first_unit_stay(place, names, folder):

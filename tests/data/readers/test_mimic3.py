@@ -100,4 +100,5 @@ def test_demo_has_the_patients_and_cells_it_is_known_for(ehr_data):
     # 34 and 71 rows have a code with a leading zero; these are the codes
     assert [sum(c.startswith("0") for c in v.codes) for v in everybody.vocabularies] == [20, 27]
     with_cells = read("mimic3", ehr_data / "mimic3_demo", top=(None, None)).summary()
+    assert sum(line.nonzeros for line in with_cells) == 7133
     assert sum(line.patients for line in with_cells) == 88

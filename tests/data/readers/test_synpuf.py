@@ -134,6 +134,7 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
     ("options", "error", "message"),
     [
         ({"claims": "carrier"}, SettingsError, "claims: must be one of inpatient, outpatient"),
+        ({"window_days": 1.0}, SettingsError, "window days"),
         ({"group": {"x": "1,7"}}, DataError, r"lacks sample 7: need DE1_0_.*_N\.csv"),
         ({"group": {"x": "1,1"}}, DataError, "--group: samples must be at one site each"),
         ({"claims": "outpatient"}, DataError, r"lacks the table DE1_0.*Outpatient_Claims"),
@@ -172,6 +173,7 @@ def test_real_inpatient_samples(ehr_data):
     patients = [line.patients for line in cohort.summary()]
     assert patients == [3268, 3255, 3195, 3241, 3222]  # "about 3,250"
     assert [len(v) for v in cohort.vocabularies] == [202, 316]
+    assert all("died" not in line.labelled for line in cohort.summary())
     assert set(cohort.vocabularies[0].codes) <= set(codes)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError, StateError
-from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent
+from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, ReleaseKey, file
 from dpfact_flower.privacy.ledger import ledger as ledger_module
 from dpfact_flower.privacy.ledger.file import chained, to_bytes
@@ -249,6 +249,9 @@ def test_events_add_up_over_jobs_and_data(ledger):
     assert list(ledger.events()) == expected
     assert ledger.events("a") == (*make_events(1), *make_events(2))
     assert ledger.events("d") == ledger.events("e") == ledger.events("unknown") == ()
+    total = account(ledger.events(), 1e-5)
+    assert total.releases == 8
+    assert total.rho == pytest.approx(sum(event.rho for event in expected), rel=1e-15)
 
 
 # --- the file
@@ -492,6 +495,7 @@ def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):
     assert problems_of(written) == []  # the limit of a hash chain, as documented
     (problem,) = problems_of(written, head)
     assert "the noted head has 4 rows, the ledger 3" in problem
+    assert problems_of(written, Head(3, rows[2].hash)) == []
     assert problems_of(written, Head(0, START)) == []
 
 
