@@ -105,8 +105,8 @@ def section(plan: Plan, results: Results) -> Section:
         "Accuracy: RMSE against rounds",
         "As in the paper, RMSE covers all cells. Federated systems have one model per site, and "
         "therefore more parameters than centralised systems. *RMSE shared* is the RMSE after "
-        "patients' loadings are refitted to the shared factors. A system has converged "
-        f"once {100 * (1 - _NEAR):g} % of the total decrease in its RMSE is reached.",
+        "patients' loadings are refitted to the shared factors. A fit has converged when its "
+        f"RMSE has made {100 * (1 - _NEAR):g} % of its total decrease.",
         _figure(found),
         [
             Table(
@@ -132,10 +132,10 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "The first number in a cell is the fit of the sites' own models. A fit of 1 reproduces the "
-        "data exactly. A fit below 0 is worse than predicting zero everywhere. The second number "
-        "in a cell is the factor match score (FMS) between the shared factors and the planted "
-        "phenotypes. Runs with noise use the paper's epsilons (1.2 to 1.9).",
+        "In each table cell, the first number is the fit of the sites' own models. A fit of 1 "
+        "reproduces the data exactly, and a fit below 0 is worse than predicting zero everywhere. "
+        "The second number is the factor match score (FMS) between the shared factors and the "
+        "planted phenotypes. Runs with noise use the paper's epsilons (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [

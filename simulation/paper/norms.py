@@ -35,8 +35,8 @@ def section(plan: Plan, results: Results) -> Section:
     planted = [row for job in done for row in _planted(job, results[job])]
     return Section(
         "Column norms against mu",
-        "`relative-l21` is the l2,1 weight `mu` divided by the root mean square of the column "
-        "norms of a site's patient factor. The l2,1 penalty applies in the last "
+        "`relative-l21` is the l2,1 weight `mu`, divided by the root mean square of the patient "
+        "factor's column norms. The l2,1 penalty applies in the last "
         f"{_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if its column in the "
         "site's patient factor is zero.",
         [("norms", "Column norms of patient factors at several l2,1 weights", _figure(found))]

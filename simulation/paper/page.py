@@ -12,14 +12,13 @@ from simulation.paper.systems import SYSTEMS, described
 from simulation.paper.verdicts import RULE, Verdict
 
 COMMANDS = """\
-These commands repeat the evaluation on the full MIMIC-III and on all of SynPUF:
+These commands, tested only on demo data, repeat the evaluation on the full MIMIC-III and on all of
+SynPUF:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
     dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
-    python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
-
-The commands for the full data were tested only on demo data."""
+    python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf"""
 """Commands for readers with access to the restricted data."""
 
 _COMPARED = """\
@@ -138,7 +137,7 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
     lines = [
         "## How this page was made", "",
         f"`{made}` wrote this page and its CSV files from {state.finished} fits, "
-        f"which took {state.seconds / 60:.0f} minutes on one core. The code had the hash "
+        f"which took {state.seconds / 60:.0f} minutes on one core. The code's hash was "
         f"{state.code}. {_link('settings', files)} lists every system's settings. "
         f"Delta is {DELTA:g}, as in the paper. The noise has a fixed seed and therefore "
         "protects no patient.", "",

@@ -74,8 +74,8 @@ def section(plan: Plan, results: Results) -> Section:
         "A logistic regression predicts death from phenotype memberships (rows of the patient "
         "factor). The regression is fitted to 60 % of the patients and tested on the others, "
         f"with the same {plan.splits} random splits for all systems. *Random factors* are the "
-        "exact solver's factors with the values in each column shuffled. The last site, like the "
-        "paper's neonatal unit, has unusual patients and therefore a separate regression. "
+        "exact solver's factors with the values in each column shuffled. Like the paper's neonatal "
+        "unit, the last site has unusual patients, and therefore a separate regression. "
         "Confidence intervals come from the corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
@@ -89,7 +89,7 @@ def section(plan: Plan, results: Results) -> Section:
             Table(
                 "auc_paired_by_rank",
                 _over_ranks(pairs),
-                about="range over ranks of the difference in AUC between two systems",
+                about="smallest and largest difference in AUC between two systems, over all ranks",
             ),
         ],
         _verdicts(plan, pairs, groups),
