@@ -105,8 +105,8 @@ def section(plan: Plan, results: Results) -> Section:
         "Accuracy: RMSE against rounds",
         "As in the paper, RMSE covers all cells. Federated systems have one model per site, and "
         "therefore more parameters than centralised systems. *RMSE shared* is the RMSE after "
-        "patients' loadings are refitted to the shared factors. A fit has converged when its "
-        f"RMSE has made {100 * (1 - _NEAR):g} % of its total decrease.",
+        "patients' loadings are refitted to the shared factors. A fit has converged "
+        f"after {100 * (1 - _NEAR):g} % of its total decrease in RMSE.",
         _figure(found),
         [
             Table(
