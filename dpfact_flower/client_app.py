@@ -1,4 +1,4 @@
-"""Connect a site to Flower by the ClientApp `app` or, for the legacy API, by `DPFactClient`.
+"""Connect a site to Flower through the ClientApp `app`, or `DPFactClient` for the legacy API.
 
 The module unpacks each request, passes the request to a `Site`, and packs the site's reply. In a
 deployment, a site's node config contains the `SiteSettings`. In a simulation, Flower's
@@ -53,8 +53,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. `delay` is the timer of the first reply, if the timer was started before the
-    client was created. The timer of any other reply starts when the client gets the request.
+    and `beside`. A reply's timer starts when the client receives the request. For the first reply,
+    `delay` can be a timer that started earlier.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DPFactClient(NumPyClient):
         return self._delayed(answered)
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Check whether `fit` would accept a request. Read no data and use no privacy budget."""
+        """Check whether `fit` would accept a request. No data is read, and no budget is used."""
 
         def checked(delay: ReplyDelay) -> Answer:
             timeout = round_timeout(config)
@@ -143,7 +143,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Report whether the site would answer a round. Read no data and use no privacy budget."""
+    """Report whether the site would answer a round. No data is read, and no budget is used."""
     return _reply(message, context, DPFactClient.preflight)
 
 
@@ -177,10 +177,10 @@ def client_reply(message: Message, client: DPFactClient, ask: Callable[..., Any]
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """Return the node's client for a new request.
+    """Create the client that answers a request.
 
     `ReplyDelay` explains `came_in` and `time_left`. If creating the client fails, log the cause and
-    raise a `RoundRefusedError` that contains only a code, because the server gets the error.
+    raise a `RoundRefusedError`.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:

@@ -174,7 +174,7 @@ def _sync_folder(folder: Path) -> None:
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Raise an error unless a path is the user's own file or folder, writable by nobody else.
 
-    A missing path raises no error. If `reading` is true, another user may own the path.
+    A missing path is accepted. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()
@@ -207,7 +207,7 @@ def check_private(path: Path) -> None:
 
 
 def check_parents(folder: Path) -> None:
-    """Refuse a folder if anyone could move it, or if its path contains another user's symlink."""
+    """Refuse a folder that any user could move, or whose path contains another user's symlink."""
     try:
         parents = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         existing = [(path, path.lstat(), path.stat()) for path in parents if path.exists()]
@@ -227,7 +227,7 @@ def check_parents(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether the permission bits `writers` let other users replace a folder in `above`."""
+    """Return whether other users could move the contents of `above`. `writers` is a bit mask."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
@@ -249,7 +249,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """List permission faults by which users except root and `uid` could access a path."""
+    """List permission faults that let users other than root and `uid` access a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: give its target"]
@@ -264,7 +264,7 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """List permission faults by which users except root and `uids` could change or move a path."""
+    """List permission faults that let users other than root and `uids` change or move a path."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 
@@ -279,7 +279,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """Return a fault for each parent folder in which other users could replace `path`."""
+    """List permission faults of the parent folders of `path`."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

@@ -32,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Build a dataclass and its nested dataclasses from parsed JSON, with strict type checks.
 
-    Unknown keys are ignored. In error messages, a key's path omits the fields in `unnamed`.
+    Unknown keys are ignored. Error messages do not name the fields in `unnamed`.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 

@@ -77,9 +77,9 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the listening sockets that can receive a connection to `host` and `port`.
 
-    Return None if `host` has a non-loopback address, or if this process cannot see the sockets (for
-    example, those of another container). If one of the addresses of `host` has no listener, return
-    an empty list, because any process could start to listen on the free address.
+    Return None if `host` is unknown or has a non-loopback address, or if there is no /proc/net/tcp.
+    Return an empty list if an address of `host` has no listener, because any process could start to
+    listen on the free address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -103,7 +103,7 @@ def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener
 
 
 def _address(text: str) -> _Address:
-    """Parse an address that /proc gives as 32-bit words in little-endian byte order."""
+    """Parse an address in the format of /proc/net/tcp: 32-bit words, little-endian."""
     words = bytes.fromhex(text)
     packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
     address = ipaddress.ip_address(packed)
@@ -111,7 +111,7 @@ def _address(text: str) -> _Address:
 
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
-    """Return the sockets that receive connections to `address` (at the most specific address)."""
+    """Return the sockets that receive connections to `address`. The most specific address wins."""
     older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
     for local in (address, *older, ipaddress.ip_address("::")):
         if reached := [listener for place, listener in listening if place == local]:

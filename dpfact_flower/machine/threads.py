@@ -1,6 +1,6 @@
 """Run independent parts of a computation in threads, with the same result as in one thread.
 
-How a computation is split, and the order of the results, do not depend on the number of threads.
+Neither the parts nor the order of the results depend on the number of threads.
 """
 
 import os
@@ -39,7 +39,7 @@ class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
     The last thread to leave the context restores BLAS's number of threads, which is global. Enter
-    the context before starting threads, because OpenBLAS may ignore a worker thread's limit.
+    the context before starting threads, because OpenBLAS may ignore a limit set in a worker thread.
     """
 
     def __init__(self) -> None:

@@ -35,9 +35,9 @@ class Admitted:
 
     `announced` contains the privacy costs of this round and all later rounds. `ledger` is None if
     the site has no ledger yet. `rows` contains all of the ledger's rows, and `last` is the latest
-    row of the request's job. If an earlier answer to this request can be sent again, `repeated` is
-    its ledger row. `secure` is None in a preflight and if the round has no secure sum. Call
-    `free_disk` right before the site writes its files, to free the space reserved for these files.
+    row of the request's job. `repeated` is the row of an earlier answer to this request, if the
+    answer can be sent again. `secure` is None in a preflight or a round without a secure sum. Call
+    `free_disk` to release the reserved disk space just before the site writes its files.
     """
 
     request: RoundRequest
@@ -56,8 +56,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    If a second request has to wait for the lock, the delay of the second reply begins after the
-    wait. The time of the second reply therefore does not reveal when the first reply was ready.
+    If a request waits for the lock, the delay of its reply starts after the wait. The time of the
+    reply therefore does not reveal when the previous request's reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as stack:
@@ -238,7 +238,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger beside the ledger of another site that is not in `hospital.beside`."""
+    """Refuse a new ledger if the state-dir holds the ledger of a site not in `hospital.beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

@@ -84,7 +84,7 @@ class Site:
             return progress.charged  # a later error does not undo the charge
 
     def _end(self, admission: Admitted) -> Release:
-        """Store the last round's request. Read no patient's data, and release nothing."""
+        """Store the last round's request, without reading patients' data or releasing values."""
         request, last = admission.request, admission.last
         assert last is not None
         store = self._hospital.store(request.job, last.fingerprint)
@@ -96,7 +96,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was already sent. If it has noise, read no patient's data."""
+        """Return the release that was sent before. Patients' data is read only in mode "none"."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
         if secure is not None:  # a later stage or attempt: the vector was charged before
@@ -112,7 +112,7 @@ class Site:
     def _rebuild(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release in mode "none", because the ledger does not store its values."""
+        """Rebuild a release in mode "none", whose values the ledger does not store."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state = store.load(row.round)
         if state is not None:
@@ -231,7 +231,7 @@ def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> 
 
 
 def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome:
-    """Run a round. Refuse a cost above the total cost announced for this and all later rounds."""
+    """Run a round. Refuse a release that costs more than was announced for all remaining rounds."""
     announced, outcome = admission.announced, admission.work.run(data, kept)
     spent = outcome.release.events
     units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))

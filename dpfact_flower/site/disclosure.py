@@ -3,7 +3,7 @@
 The duration of a round depends on patients' data. If `reply-after` is set, every reply is packed
 and sent `reply-after` seconds after the request arrived. If a reply is not ready when due, the site
 keeps doubling the reply's delay until the reply is ready. A reply with a doubled delay reports only
-that the round failed, so the server learns nothing but the number of doublings.
+that the round failed, so the server learns only the number of doublings.
 
 The time to live of the server's message sets the round's deadline. Privacy budget charged after the
 deadline would be wasted, because the server no longer collects replies. The site therefore checks
@@ -49,9 +49,10 @@ def public_reason(error: BaseException) -> str:
 class ReplyDelay:
     """A timer that holds a reply until `seconds` seconds after the request arrived (0: no delay).
 
-    The request arrived at `came_in` (a `time.monotonic` value), and the reply must leave at most
-    `time_left` seconds after `came_in`. `wait` sets `late` if the reply was not ready in time, and
-    sets `ready` to how many seconds the reply took. The value of `ready` must not leave the site.
+    The request arrived at `came_in` (a `time.monotonic` value). The reply must leave at most
+    `time_left` seconds after `came_in`. `wait` sets `late` to true if the reply was not ready when
+    due. `wait` also sets `ready`, the number of seconds until the reply was ready. The value of
+    `ready` must not leave the site.
     """
 
     def __init__(

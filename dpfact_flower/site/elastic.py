@@ -53,7 +53,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the cost of all remaining rounds: one event per factor, or () in mode "none"."""
+        """Return the cost of all remaining rounds, as one event per factor. Mode "none" is free."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -97,9 +97,9 @@ def initial_state(
     With a relative elastic weight, a site starts from the global factors, because its own factors
     could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None, the site needs a patients' factor. With a relative weight, round 1 scales a
-    random patients' factor to minimise the error, and later rounds fit the factor to the data. With
-    the paper's weight, the patients' factor is random, and the model gets the norm of the data.
+    If `kept` is None, the patient factor is random and scaled. With the paper's weight, the scaled
+    model has the norm of the data. With a relative weight, the scaled model has the smallest error.
+    In later rounds with a relative weight, the patient factor is fitted to the data instead.
     """
     relative = request.solver.is_relative
     if kept is not None:

@@ -59,7 +59,7 @@ class Hospital:
         return JobFolder(self.folder, job, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str) -> SiteStore:
-        """Return the store of a job's files that were made from data with this `fingerprint`."""
+        """Return the store of a job's files. `fingerprint` identifies the patients' data."""
         return SiteStore(self.folder, job, fingerprint, durable=not self.simulation)
 
 
@@ -142,10 +142,10 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
     `epsilon_spent` is the total epsilon of all jobs at delta `budget-delta`. `epsilon_alone_spent`
-    is the epsilon if all other sites collude. `last_charge` is in seconds since 1970 (0: none).
+    is the total epsilon if all other sites collude. `last_charge` is in seconds since 1970, or 0.
     `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that failed
-    after reading patients' data. After 10, the site refuses new rounds until a person acts.
-    `epsilon_alone_left` is absent if `max-epsilon-alone` is 0. A lost ledger is an error.
+    after reading patients' data. After 10 such rounds, the site refuses new rounds until a person
+    acts. `epsilon_alone_left` is absent if `max-epsilon-alone` is 0. A lost ledger raises an error.
     """
     folder = site_folder(settings)
     spent, alone, last = 0.0, 0.0, 0.0

@@ -57,7 +57,7 @@ class PatientRound(RoundWork):
         )
 
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
-        """Compute the round's release. Do not call `run` in the last round: it releases nothing."""
+        """Compute the round's release. Do not call `run` in a final round (`is_final`)."""
         planned = self.planned
         assert planned is not None
         name, bounded = planned.name(self._modes), self.bounded(data, planned, kept)
@@ -129,11 +129,11 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's ridge penalty, which replaces the l2,1 penalty on patient factors.
 
-    The ridge penalty is an upper bound of the l2,1 penalty, apart from a constant. The bound is
-    closest if the penalty is inversely proportional to the norm of the phenotype's column in the
-    patient factor. This norm is estimated from the released co-occurrences. A phenotype with
-    average usage gets the penalty `relative_l21`. If the estimated usage of a phenotype is at most
-    the estimate's standard deviation, an infinite penalty removes the phenotype.
+    Apart from a constant, the ridge penalty is an upper bound of the l2,1 penalty. The bound is
+    tightest if the ridge penalty of a column is inversely proportional to the norm of the column.
+    The norms are estimated from released co-occurrences. A phenotype with average usage gets the
+    penalty `relative_l21`. An infinite penalty removes each phenotype whose estimated usage does
+    not exceed the estimate's standard deviation.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

@@ -63,7 +63,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit a site's own model. Add no noise, and pull the model towards the global factors."""
+    """Fit a site's own model to a tensor, starting from the last request's global factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

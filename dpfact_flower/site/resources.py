@@ -28,7 +28,7 @@ def check_memory(events: Sequence[ReleaseEvent]) -> None:
     """Refuse a round that would leave too little memory for patients' data.
 
     If memory ran out, the system could kill the process after the process had read patients' data.
-    By varying the size of requests, a server could then measure how much memory the data takes.
+    A server that varied the size of its requests could measure how much memory the data takes.
     """
     # A deployed process exits after each message, so nothing from earlier messages is in memory.
     sizes = [event.count for event in events] or [0]
@@ -50,9 +50,9 @@ def bytes_to_reserve(
 
     The free disk space depends on the size of the patients' file. If larger runs reserved more
     space, a server could measure the free space with preflights for runs of different sizes. All
-    runs with noise and a built-in federation rule therefore reserve the space for the largest run
-    that the hospital's code lists and `max-rank` allow. If a run with a custom rule needs more
-    space, the reserved space is quadrupled as often as necessary.
+    runs with noise and a built-in federation rule therefore reserve the size that `largest_run`
+    returns. If a run with a custom rule needs more space, the reserved space is quadrupled as often
+    as necessary.
     """
     if not events:
         return _LEAST_BYTES
@@ -66,7 +66,7 @@ def bytes_to_reserve(
 
 
 def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
-    """Return the number of bytes needed by the largest run that a hospital's settings allow."""
+    """Return the size in bytes of the largest run that the code lists and settings allow."""
     rank, sizes = settings.max_rank, [len(vocabulary) for vocabulary in vocabularies]
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     start = sum(sizes) + strict_size(sum(sizes))
@@ -80,7 +80,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(stack: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space until `stack` closes. Return a function that frees the space earlier."""
+    """Reserve disk space until `stack` closes, and return a function that frees it earlier."""
     try:
         return stack.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

@@ -26,8 +26,8 @@ class RoundOutcome:
 class JobState:
     """The data that a site has kept from a job's earlier rounds.
 
-    `state` holds the site's factors after the latest round. `release` is a function that returns
-    the site's release in a given round, or None if the ledger has no values of that round.
+    `state` holds the site's factors after the latest round. `release` returns the site's release of
+    a round, or None if the ledger does not contain the release.
     """
 
     state: SiteState | None = None

@@ -40,8 +40,8 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
-    `job` contains this site's key for the job. `question` describes the sum, or is None in the
-    stage `keys`. `state` is the stored state, or None before the round's first masked vector.
+    `job` contains this site's key for the job. `question` identifies the sum, and is None in the
+    stage `keys`. `state` is the state stored with the round's last masked vector, if there is one.
     """
 
     keyring: "Keyring"
@@ -92,7 +92,7 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage of a secure sum against the hospital's settings, keys and earlier answers.
 
-    Return None for a preflight, which has no secure sum. Ignore the stored state unless the site
+    Return None for a preflight, whose request has no stage. Use the stored state only if the site
     has already answered this request (`answered`). Do not read patients' data.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
@@ -148,8 +148,9 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
 class _Files:
     """The files that contain a job's secrets.
 
-    Before a site's first answer in a job, the job's key is in a file that all jobs share. If each
-    job had its own file, a server could fill the disk by requesting keys for new jobs.
+    A new key is stored in a file that all jobs share, where the next job's new key replaces it.
+    The site's first masked vector in a job moves the key to the job's folder. If each new key had
+    its own file, a server could fill the disk by requesting keys for new jobs.
     """
 
     folder: Path
@@ -160,7 +161,7 @@ class _Files:
         return self.folder.parent / _PENDING
 
     def job(self, terms: keys.Terms) -> sums.JobSecrets | None:
-        """Return the key that was made for a job's `terms`, or None if there is no such key."""
+        """Return the stored key for a job with these `terms`, or None if there is no such key."""
         candidates = [self._kept(self.folder / _JOB)]
         with suppress(StateError):  # a damaged pending key must not stop all jobs
             candidates.append(self._kept(self._pending))
@@ -189,7 +190,7 @@ class _Files:
         return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: sums.JobSecrets) -> None:
-        """Store the key of a job in which the site has not yet answered a question."""
+        """Store a job's new key, replacing the new key of any other job."""
         if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)

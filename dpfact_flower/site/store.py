@@ -37,7 +37,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's factors before noise is added (patients' factor first), and the step size `eta`."""
+    """A site's factors without noise, and the step size `eta`. The patient factor comes first."""
 
     round: int
     factors: Factors
@@ -120,7 +120,7 @@ class SiteStore(JobFolder):
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all rounds except `round_number`, which must be in the ledger."""
+        """Delete the factors of all rounds except `round_number`."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ class SiteStore(JobFolder):
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read a file that `_write` wrote. Errors about damage end with the advice `way_out`."""
+        """Read a file that `_write` wrote. If the file is damaged, `way_out` ends the error."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -196,7 +196,7 @@ def close_jobs(folder: Path) -> int:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether a job has ever started in `folder`, so that a ledger must exist."""
+    """Return whether `folder` must contain a ledger, because a job has started there."""
     if not folder.exists():
         return False
     return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

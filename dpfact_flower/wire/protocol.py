@@ -55,9 +55,9 @@ class RoundRequest:
     phenotypes, `anchors` is empty. In privacy mode "none", a request without factors asks for
     co-occurrences. In round 1 of a run with long code lists, a request without factors asks for
     code counts. `selection` (int32) contains the positions of each mode's selected codes, or is
-    empty if all codes are used. In secure sums, `usages` (slots, 2, phenotypes) contains each
-    phenotype's estimated usage in each slot's group of sites, and the estimate's standard
-    deviation. `answered` maps each site to the last round that the site answered.
+    empty if all codes are used. `usages` has the shape (slots, 2, phenotypes) and is used in secure
+    sums. For each group of sites, `usages` contains each phenotype's estimated usage and the
+    estimate's standard deviation. `answered` maps each site to the last round that it answered.
     """
 
     job: str
@@ -130,7 +130,7 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        If a setting changed, the noise might be too small for factors from an earlier round.
+        If settings changed during a job, the noise could be too small for earlier rounds' factors.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -202,7 +202,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a message's arrays, or [] if there is only the placeholder for an empty list."""
+    """Return a message's arrays, without the placeholder that stands for an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")
@@ -214,7 +214,7 @@ def _split(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Split a request's arrays into factors and selections, and refuse wrong combinations.
 
-    In patient mode, the site checks the combination later, using the plan.
+    In patient mode, `site.patient.check_carries` checks the combination later.
     """
     present = _present(arrays)
     selection = [array for array in present if array.dtype == np.int32]

@@ -1,8 +1,8 @@
 """Convert requests and replies to and from Flower's records.
 
-The current and the legacy strategy both use the layout of Flower's compatibility layer (`fitins`,
-`fitres`), which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. The records' names are
-copied here, because the Flower module that defines them has moved between versions.
+All messages use the layout of Flower's compatibility layer (`fitins`, `fitres`), because a
+`NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The records' names are copied
+here, because the Flower module that defines them has moved between versions.
 """
 
 from collections.abc import Mapping, Sequence

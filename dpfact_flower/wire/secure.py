@@ -1,8 +1,8 @@
 """Define the part of a request that describes a stage of a secure sum.
 
 The stage `keys` occurs once per job, and the stage `sum` once per attempt to compute a sum. The
-stage `open` occurs only if a sum may be completed without some of its sites. All stages of a sum
-concern the same release, so a request's digest does not depend on the stage.
+stage `open` occurs only if `secure-dropouts` is above 0. All stages of a sum concern the same
+release, so a request's digest does not depend on the stage.
 """
 
 import json
@@ -29,9 +29,9 @@ class SecureStage:
     """A stage of a secure sum.
 
     If a site drops out, the server makes a new `attempt` with fewer sites. `members` lists all
-    sites that sent keys, sorted by name. In the stage `keys`, `asked` lists all sites. In other
-    stages, `asked` lists the attempt's sites. In the stage `open`, `sealed` maps other sites' names
-    to encrypted shares of those sites' secrets.
+    sites that sent keys, sorted by name. `asked` lists all sites in the stage `keys`, and the
+    attempt's sites in the stages `sum` and `open`. In the stage `open`, `sealed` maps other sites'
+    names to encrypted shares of those sites' secrets.
     """
 
     stage: Literal["keys", "sum", "open"]
