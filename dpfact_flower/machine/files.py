@@ -280,16 +280,15 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
     """List permission faults of the parent folders of `path`."""
-    faults = []
-    for folder in path.resolve().parents:
-        faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))
-    return faults
+    parents = path.resolve().parents
+    return [fault for folder in parents for fault in _changeable(folder, uids, is_parent=True)]
 
 
-def _changeable(path: Path, uids: Collection[int], *, is_written: bool | None = None) -> list[str]:
+def _changeable(path: Path, uids: Collection[int], *, is_parent: bool = False) -> list[str]:
     status, quoted = path.lstat(), shlex.quote(str(path))
+    is_written = _lets_move(status, _WRITE) if is_parent else status.st_mode & _WRITE
     faults = []
-    if status.st_mode & _WRITE if is_written is None else is_written:
+    if is_written:
         faults.append(f"others can write to {path}: chmod go-w {quoted}")
     if status.st_uid not in {0, *uids}:
         owner = user_name(status.st_uid)

@@ -69,8 +69,8 @@ def read_site_settings(path: Path) -> SiteSettings:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
-    except ValueError:
-        raise SettingsError(f"{path} is not readable as TOML") from None
+    except ValueError as error:
+        raise SettingsError(f"{path} is not readable as TOML: {error}") from None
     refuse_unknown(config, SiteSettings)
     settings = SiteSettings.from_config(config)
     for key, value in (("data-path", settings.data_path), ("state-dir", settings.state_dir)):

@@ -114,6 +114,11 @@ def secure_round(
     if job is None:
         if state is not None:
             raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
+        if stage.stage != "keys":
+            raise PrivacyRefusedError(
+                "secure sum: this site has no key for this job, perhaps because another run began "
+                f"at the same time. After the other run's first round, {_NEW_JOB}"
+            )
         job = sums.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
     if stage.stage == "keys":
         return SecureRound(keyring, files, job, stage, None, state, noise)

@@ -271,7 +271,7 @@ def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
         return None
     try:
         usages = np.array(from_json(_field(config, _USAGES, str)), np.float64)
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         usages = np.empty(0)
     if usages.ndim != 3 or not (np.isfinite(usages).all() and (usages >= 0).all()):
         raise MessageError(f"{_USAGES}: need two numbers of 0 or more by slot and phenotype")

@@ -226,6 +226,7 @@ BAD_CONFIGS = {
         ("privacy", "trust-me"), ("epsilon", 0.0), ("delta", 1.0), ("noise-seed", -2),
     )},
     **{f"job {name!a}": {"job": name} for name in ("", *BAD_NAMES)},
+    "usages beyond float64": {"usages": f"[[[{10**400}]]]"},
 }  # fmt: skip
 
 
