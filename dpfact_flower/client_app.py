@@ -195,8 +195,8 @@ def client_for(
 
 
 def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
-    keys = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
+        keys = context.node_config.keys() - _SIMULATION_KEYS
         if keys:  # these keys must not override a hospital's settings
             raise SettingsError(
                 f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "

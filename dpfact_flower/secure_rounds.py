@@ -18,8 +18,8 @@ from dpfact_flower.server.history import Failure
 from dpfact_flower.server.readiness import called
 from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
-from dpfact_flower.wire.secure import SecureStage, read_parts
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply, read_parts
+from dpfact_flower.wire.secure import SecureStage
 
 _logger = logging.getLogger(__name__)
 SECURE = "secure.json"

@@ -112,8 +112,8 @@ def _address(text: str) -> _Address:
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
     """Return the sockets that receive connections to `address`. The most specific address wins."""
-    older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
-    for local in (address, *older, ipaddress.ip_address("::")):
+    any_ipv4 = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
+    for local in (address, *any_ipv4, ipaddress.ip_address("::")):
         if reached := [listener for place, listener in listening if place == local]:
             return reached
     return []

@@ -17,7 +17,7 @@ from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
-_ALL_FIRST, _ONE_OF = 2, 10
+_MEASURED_FIRST, _MEASURED_EVERY = 2, 10
 
 
 def solved(
@@ -38,7 +38,8 @@ def solved(
     seconds = time.perf_counter() - began
     number, error = request.round, local.error
     # Only some rounds measure the error over the non-zero cells, which takes an additional pass.
-    is_measured = number <= _ALL_FIRST or number % _ONE_OF == 0 or number == request.rounds
+    is_first, is_last = number <= _MEASURED_FIRST, number == request.rounds
+    is_measured = is_first or is_last or number % _MEASURED_EVERY == 0
     if error is None or (error.nonzeros is None and is_measured):
         error = squared_error(tensor, local.factors, local.grams)
     return SiteState(number, local.factors, local.eta), RoundMeasures(number, error, seconds)

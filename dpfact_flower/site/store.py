@@ -54,10 +54,7 @@ class RoundMeasures:
 
 
 class JobFolder:
-    """A site's folder for one job, ``state-dir/site/job/``. `SiteStore` adds patients' files.
-
-    Simulations set `durable` to false, so that writes do not wait for the disk.
-    """
+    """A site's folder for one job, ``state-dir/site/job/``. `SiteStore` adds patients' files."""
 
     def __init__(self, site: Path, job: str, *, durable: bool = True) -> None:
         self.folder = site / job
@@ -91,10 +88,7 @@ class JobFolder:
 
 
 class SiteStore(JobFolder):
-    """A job's folder, including the files made from patients' data with this `fingerprint`.
-
-    The store refuses to read a file that was made from data with a different fingerprint.
-    """
+    """A job's folder that reads only files made from the data with this `fingerprint`."""
 
     def __init__(self, site: Path, job: str, fingerprint: str, *, durable: bool = True) -> None:
         super().__init__(site, job, durable=durable)

@@ -130,7 +130,7 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        If settings changed during a job, the noise could be too small for earlier rounds' factors.
+        A changed setting, such as a tiny step size, could reveal a site's unprotected factors.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -191,6 +191,16 @@ class SiteReply:
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{sender}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in received))
+
+
+def read_parts(
+    arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
+) -> tuple[str, list[bytes]]:
+    """Check a secure sum's reply of `number` byte arrays. Return the site's name and the bytes."""
+    site = _name(config, "site")
+    if len(arrays) != number or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
+        raise MessageError(f"reply of site {site!r}: need {number} arrays of bytes")
+    return site, [array.tobytes() for array in arrays]
 
 
 def round_timeout(config: Mapping[str, object]) -> float:

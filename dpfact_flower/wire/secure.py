@@ -9,12 +9,9 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dpfact_flower.errors import DataError, MessageError, shown
+from dpfact_flower.errors import MessageError, shown
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.settings import LARGEST, check_name
@@ -77,19 +74,6 @@ class SecureStage:
         if not names or not {*asked, *sealed} <= set(names):
             raise MessageError("secure sum: asked and sealed must name members")
         return cls(stage, attempt, members, asked, sealed)
-
-
-def read_parts(
-    arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
-) -> tuple[str, list[bytes]]:
-    """Check that a reply has `number` byte arrays. Return the site's name and the arrays' bytes."""
-    try:
-        name = _site(config.get("site"))
-    except DataError as error:
-        raise MessageError(str(error)) from None
-    if len(arrays) != number or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
-        raise MessageError(f"reply of site {name!r}: need {number} arrays of bytes")
-    return name, [array.tobytes() for array in arrays]
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:

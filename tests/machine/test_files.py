@@ -62,22 +62,16 @@ def steps_to_disk(monkeypatch, folder: Path, naming: str) -> list[str]:
     return steps
 
 
-def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
-    steps = steps_to_disk(monkeypatch, tmp_path, "replace")
-    write(tmp_path / "x", b"new")
-    assert steps == ["3 bytes", "name", "folder"]
-
-
-def test_a_small_file_is_on_disk_before_the_name_that_it_is_given_once(tmp_path, monkeypatch):
-    steps = steps_to_disk(monkeypatch, tmp_path, "link")
-    files.create_once(tmp_path / "x", b"key")
-    assert steps == ["3 bytes", "name", "folder"]
-
-
-def test_a_new_folder_is_on_disk_before_anything_in_it(tmp_path, monkeypatch):
-    steps = steps_to_disk(monkeypatch, tmp_path, "mkdir")
-    files.private_folder(tmp_path / "new")
-    assert steps == ["name", "folder"]
+@pytest.mark.parametrize(
+    ("naming", "make", "first"),
+    [("replace", lambda path: write(path, b"new"), ["3 bytes"]),
+     ("link", lambda path: files.create_once(path, b"key"), ["3 bytes"]),
+     ("mkdir", files.private_folder, [])],
+)  # fmt: skip
+def test_content_then_name_then_folder_reach_the_disk(tmp_path, monkeypatch, naming, make, first):
+    steps = steps_to_disk(monkeypatch, tmp_path, naming)
+    make(tmp_path / "x")
+    assert steps == [*first, "name", "folder"]
 
 
 @pytest.mark.usefixtures("umask")

@@ -56,6 +56,14 @@ class Counts(RoundWork):
         return RoundOutcome(release_unprotected([np.ones((2, 2), np.float32)]))
 
 
+def check_releases_nothing(rule, site, tmp_path, caplog, says, **changes):
+    site_rules.register("counts", rule)
+    with pytest.raises(RoundFailedError):
+        site.answer(request(**changes))
+    assert f"the rule releases {says}" in caplog.text
+    assert not rows_of(tmp_path)
+
+
 def test_a_rule_of_others_is_admitted_charged_and_asked_again_for_free(data, tmp_path):
     site_rules.register("counts", Counts)
     site = make_site(data, tmp_path)
@@ -92,23 +100,17 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
     ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost"],
 )  # fmt: skip
 def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
-    site_rules.register("counts", type("Liar", (Counts,), {"said": said, "sent": sent}))
-    with pytest.raises(RoundFailedError):
-        make_site(data, tmp_path).answer(request())
     says = "more than it announced" if sent else "values without noise"
-    assert f"the rule releases {says}" in caplog.text
-    assert not rows_of(tmp_path)
+    rule = type("Liar", (Counts,), {"said": said, "sent": sent})
+    check_releases_nothing(rule, make_site(data, tmp_path), tmp_path, caplog, says)
 
 
 def test_a_rule_that_announces_noise_and_adds_none_is_refused_in_mode_none_too(
     data, tmp_path, caplog
 ):
-    site_rules.register("counts", type("Liar", (Counts,), {"sent": 0.0}))
     site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0)
-    with pytest.raises(RoundFailedError):
-        site.answer(request(privacy=PrivacySettings(privacy="none")))
-    assert "the rule releases values without noise" in caplog.text
-    assert not rows_of(tmp_path)
+    rule, asked = type("Liar", (Counts,), {"sent": 0.0}), PrivacySettings(privacy="none")
+    check_releases_nothing(rule, site, tmp_path, caplog, "values without noise", privacy=asked)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +124,8 @@ def test_values_beside_those_that_are_charged_are_refused(data, tmp_path, caplog
             made = self.counts(data.tensor, SIGMA)
             return RoundOutcome(replace(made, arrays=more(*made.arrays)))
 
-    site_rules.register("counts", Liar)
-    with pytest.raises(RoundFailedError):
-        make_site(data, tmp_path).answer(request())
-    assert "the rule releases values without noise" in caplog.text
-    assert not rows_of(tmp_path)
+    site = make_site(data, tmp_path)
+    check_releases_nothing(Liar, site, tmp_path, caplog, "values without noise")
 
 
 class SaysMoreLater(Counts):
@@ -150,11 +149,8 @@ def test_a_rule_has_all_methods():
 
 @pytest.mark.parametrize("Liar", [SaysMoreLater, OfAnEntry])
 def test_what_a_rule_announces_first_is_what_it_may_release(data, tmp_path, caplog, Liar):
-    site_rules.register("counts", Liar)
-    with pytest.raises(RoundFailedError):
-        make_site(data, tmp_path).answer(request())
-    assert "the rule releases more than it announced" in caplog.text
-    assert not rows_of(tmp_path)
+    site = make_site(data, tmp_path)
+    check_releases_nothing(Liar, site, tmp_path, caplog, "more than it announced")
 
 
 @pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
@@ -170,12 +166,8 @@ def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_p
             events = tuple(replace(each, own_sigma=own) for each in made.events)
             return RoundOutcome(replace(made, events=events))
 
-    site_rules.register("counts", Liar)
-    with pytest.raises(RoundFailedError):
-        make_site(data, tmp_path).answer(request())
     says = "a share of a secure sum unmasked" if own == SIGMA / 2 else "more than it announced"
-    assert f"releases {says}" in caplog.text
-    assert not rows_of(tmp_path)
+    check_releases_nothing(Liar, make_site(data, tmp_path), tmp_path, caplog, says)
 
 
 @pytest.mark.parametrize(
