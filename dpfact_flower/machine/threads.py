@@ -1,6 +1,6 @@
 """Run independent parts of a computation in threads, with the same result as in one thread.
 
-Neither the parts nor the order of the results depend on the number of threads.
+Neither the parts of a computation nor the order of the results depend on the number of threads.
 """
 
 import os

@@ -56,8 +56,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    If a request waits for the lock, the delay of its reply starts after the wait. The time of the
-    reply therefore does not reveal when the previous request's reply was ready.
+    If a request waits for the lock, the delay of its reply starts after the wait. The time of a
+    reply therefore does not reveal when the reply to an earlier request was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as stack:

@@ -97,9 +97,9 @@ def initial_state(
     With a relative elastic weight, a site starts from the global factors, because its own factors
     could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None, the patient factor is random and scaled. With the paper's weight, the scaled
-    model has the norm of the data. With a relative weight, the scaled model has the smallest error.
-    In later rounds with a relative weight, the patient factor is fitted to the data instead.
+    If `kept` is None, the patient factor is random. With the paper's weight, the factor is scaled
+    to give the model the norm of the data. With a relative weight, the factor is scaled to minimise
+    the error in round 1, and replaced by a fit to the data in later rounds.
     """
     relative = request.solver.is_relative
     if kept is not None:

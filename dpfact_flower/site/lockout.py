@@ -4,7 +4,7 @@ A round that fails after reading patients' data is not charged. However, whether
 fails can depend on the data, so a server could provoke failures to learn about patients. The site
 therefore counts each round before reading the data, and refuses requests after too many failures.
 
-If a site's folder is restored from an old backup, its ledger lacks later charges. The site notices
+If a site's folder is restored from an old backup, the ledger lacks later charges. The site notices
 the rollback, because each request states the last round that the site answered. A person must then
 find out whether the ledger or the server is wrong.
 """

@@ -50,9 +50,9 @@ def bytes_to_reserve(
 
     The free disk space depends on the size of the patients' file. If larger runs reserved more
     space, a server could measure the free space with preflights for runs of different sizes. All
-    runs with noise and a built-in federation rule therefore reserve the size that `largest_run`
-    returns. If a run with a custom rule needs more space, the reserved space is quadrupled as often
-    as necessary.
+    runs with noise and a built-in federation rule therefore reserve the same space (`largest_run`).
+    If a run with a custom rule needs more space, the reserved space is quadrupled as often as
+    necessary.
     """
     if not events:
         return _LEAST_BYTES

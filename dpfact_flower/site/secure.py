@@ -153,7 +153,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
 class _Files:
     """The files that contain a job's secrets.
 
-    A new key is stored in a file that all jobs share, where the next job's new key replaces it.
+    A new key is stored in a file that all jobs share, and is replaced by the next job's new key.
     The site's first masked vector in a job moves the key to the job's folder. If each new key had
     its own file, a server could fill the disk by requesting keys for new jobs.
     """

@@ -88,7 +88,7 @@ class JobFolder:
 
 
 class SiteStore(JobFolder):
-    """A job's folder that reads only files made from the data with this `fingerprint`."""
+    """A job's folder whose files must have been made from data with this `fingerprint`."""
 
     def __init__(self, site: Path, job: str, fingerprint: str, *, durable: bool = True) -> None:
         super().__init__(site, job, durable=durable)
@@ -145,7 +145,7 @@ class SiteStore(JobFolder):
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read a file that `_write` wrote. If the file is damaged, `way_out` ends the error."""
+        """Read a file that `_write` wrote. Errors about a damaged file end with `way_out`."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))

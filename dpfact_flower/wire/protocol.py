@@ -75,7 +75,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and a config. Flower rejects empty strings, so omit empty strings."""
+        """Return arrays and a config. Omit empty strings, whose size Flower cannot compute."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -196,7 +196,7 @@ class SiteReply:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Check a secure sum's reply of `number` byte arrays. Return the site's name and the bytes."""
+    """Check a secure sum's reply. Return the site's name and `number` byte strings."""
     site = _name(config, "site")
     if len(arrays) != number or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
         raise MessageError(f"reply of site {site!r}: need {number} arrays of bytes")
