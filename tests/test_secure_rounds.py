@@ -433,7 +433,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     one, other = NAMES[:4], [*NAMES[:3], NAMES[4]]
     stage = SecureStage("sum", 1, members(tuple(one), first), tuple(one))
     members(tuple(one), replace(first, job="meanwhile"))
-    with pytest.raises(RoundRefusedError):
+    with pytest.raises(RoundRefusedError, match="dpfact:state"):
         ask("site-1", first, stage)
     assert "has no key for this job, perhaps because another run began" in caplog.text
     ask("site-1", first, SecureStage("sum", 1, members(tuple(one), first), tuple(one)))

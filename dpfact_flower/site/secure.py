@@ -115,7 +115,7 @@ def secure_round(
         if state is not None:
             raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
         if stage.stage != "keys":
-            raise PrivacyRefusedError(
+            raise StateError(
                 "secure sum: this site has no key for this job, perhaps because another run began "
                 f"at the same time. After the other run's first round, {_NEW_JOB}"
             )

@@ -9,14 +9,14 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from dpfact_flower.errors import MessageError, shown
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.settings import LARGEST, check_name
 
-STAGES = ("keys", "sum", "open")
+Stage = Literal["keys", "sum", "open"]
 _MOST_SITES = 1000
 _MOST_TEXT = 4096
 
@@ -31,7 +31,7 @@ class SecureStage:
     names to encrypted shares of those sites' secrets.
     """
 
-    stage: Literal["keys", "sum", "open"]
+    stage: Stage
     attempt: int = 0
     members: tuple[Member, ...] = ()
     asked: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class SecureStage:
             stage, attempt = content["stage"], content["attempt"]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise MessageError(f"secure sum: damaged ({type(error).__name__})") from None
-        if stage not in STAGES or type(attempt) is not int or not 0 <= attempt <= LARGEST:
+        if stage not in get_args(Stage) or type(attempt) is not int or not 0 <= attempt <= LARGEST:
             raise MessageError(f"secure sum: no such stage or attempt, got {shown(stage)}")
         for key, sites in (("members", [m.site for m in members]), ("asked", list(asked))):
             if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
