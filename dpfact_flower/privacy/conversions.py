@@ -67,11 +67,11 @@ def rho_for_epsilon(epsilon: float, delta: float) -> float:
 def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
-    Every order alpha > 1 gives a valid epsilon. This function finds the order alpha = 1 + x that
-    gives the smallest epsilon.
+    Every order alpha > 1 gives a valid epsilon. This function finds the smallest.
     """
     log_inverse = log_of_inverse(delta)
-    x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # at this x, epsilon's slope is >= 0
+    # The order is alpha = 1 + x. At the first x, epsilon's slope is >= 0.
+    x = math.sqrt(log_inverse / rho) * (1 + SLACK)
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, x)
@@ -81,7 +81,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return epsilon by Opacus' formula, if the Renyi DP cost at order alpha is alpha * rho."""
+    """Return epsilon by Opacus' formula for a Renyi-DP cost of alpha * rho at every order alpha."""
     log_inverse = log_of_inverse(delta)
     return max(0.0, min(
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -90,7 +90,7 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Return the smallest epsilon of a mu-Gaussian-DP release at `delta`, computed exactly."""
+    """Return the smallest epsilon that mu-Gaussian DP implies at `delta`."""
     log_delta = -log_of_inverse(delta)
     if log_delta_gaussian(mu, 0.0) <= log_delta:
         return 0.0
@@ -102,9 +102,9 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
     """Return the epsilon of releasing `count` values in total with discrete Gaussian noise.
 
-    Discrete Gaussian noise is close to rounded Gaussian noise, so this function adds a margin
-    (`DISCRETE_SLACK`) to the epsilon and delta of `epsilon_gaussian`. The result is infinite if
-    `count`, `delta` or epsilon is outside the limits of the proof (``docs/explanation/noise.md``).
+    The result includes a margin (`DISCRETE_SLACK`) for the difference between discrete and rounded
+    Gaussian noise. The result is infinite if `count`, `delta` or the epsilon is outside the limits
+    of the proof (``docs/explanation/noise.md``).
     """
     if count > MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf
@@ -126,11 +126,11 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
 
 
 def log_delta_gaussian(mu: float, epsilon: float) -> float:
-    """Return the logarithm of the smallest delta of a mu-Gaussian-DP release at `epsilon` >= 0.
+    """Return the logarithm of the smallest delta that mu-Gaussian DP implies at `epsilon` >= 0.
 
     Delta is ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)`` (Balle & Wang 2018,
-    Theorem 8), computed without overflow and with little cancellation. For one release, mu is
-    sensitivity / sigma. For several releases, the values of mu**2 add up.
+    Theorem 8). For one release, mu is sensitivity / sigma. For several releases, the values of
+    mu**2 add up.
     """
     near = (epsilon / mu - mu / 2) / math.sqrt(2)
     far = (epsilon / mu + mu / 2) / math.sqrt(2)

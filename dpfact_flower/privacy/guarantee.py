@@ -18,7 +18,7 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_
 
 
 def rounded_up(epsilon: float) -> str:
-    """Format an epsilon with four digits, rounded up so that the text never overstates privacy."""
+    """Format an epsilon with four digits, rounded up so as never to overstate privacy."""
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
 
@@ -170,7 +170,7 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
 
 
 def delta_warning(delta: float, patients: int) -> str:
-    """Return a warning if delta exceeds 1 / (10 `patients`), and otherwise an empty string."""
+    """Return a warning if delta exceeds 1 / (10 * patients), and otherwise an empty string."""
     if 10 * delta * patients <= 1:
         return ""
     safe = 10.0 ** -math.ceil(math.log10(10 * patients))

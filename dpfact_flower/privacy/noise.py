@@ -84,9 +84,9 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma), where gamma = numerator / 2**bits (Algorithm 1).
 
-    Algorithm 1 needs Bernoulli(gamma/k) draws and gamma <= 1. A Bernoulli(gamma/k) draw is the
-    product of a Bernoulli(1/k) draw and an independent Bernoulli(gamma) draw.
+    Gamma must be at most 1.
     """
+    # Bernoulli(gamma/k) is the product of independent Bernoulli(1/k) and Bernoulli(gamma).
     k = 1
     while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
         k += 1
@@ -97,7 +97,7 @@ def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> b
 def _exp_power(
     times: int, numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]
 ) -> bool:
-    """Return True with probability exp(-times * numerator / 2**bits), by repeated use of `_exp`."""
+    """Return True with probability exp(-times * numerator / 2**bits)."""
     fallen = 0
     while fallen < times and _exp(numerator, bits, words, cursor):
         fallen += 1
@@ -126,10 +126,10 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation s = 2**bits (Algorithm 3 with t = s).
 
-    A discrete Laplace value y is accepted with probability exp(-(|y| - s)**2 / (2 s**2)). If the
-    distance between |y| and s is w s + r (`whole` and `rest`), this probability is the product of
-    exp(-1/2)**(w**2), exp(-r / s)**w and exp(-r**2 / (2 s**2)). Each factor is drawn exactly.
+    A discrete Laplace value y is accepted with probability exp(-(|y| - s)**2 / (2 s**2)).
     """
+    # If the distance between |y| and s is w s + r (`whole` and `rest`), this probability is the
+    # product of exp(-1/2)**(w**2), exp(-r / s)**w and exp(-r**2 / (2 s**2)). Each factor is exact.
     while True:
         value = _laplace(bits, words, cursor)
         size = abs(value)
@@ -148,7 +148,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Draw the samples from index `done` on, using the bits from `position` on, while bits remain.
+    """Draw samples until the bits run out, starting with sample `done` and the bit at `position`.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

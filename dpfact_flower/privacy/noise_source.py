@@ -64,7 +64,7 @@ class Noise:
         return sigma * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:
-        """Draw exact discrete Gaussian values with standard deviation `noise.SIGMA`."""
+        """Draw exact values of the discrete Gaussian with standard deviation `noise.SIGMA`."""
         from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
 
         return discrete_gaussian(count, self.random_bytes)

@@ -14,7 +14,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
-    """Return a factor's zCDP cost per round: `rho` or, if 0, an equal share of epsilon's cost."""
+    """Return a factor's zCDP cost in one round, computed from `epsilon` if `rho` is 0."""
     whole = rho_for_epsilon(settings.epsilon, settings.delta) * ROUNDING
     return settings.rho or whole / (rounds * factors)
 
@@ -22,14 +22,13 @@ def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """Return the L2 sensitivity that the DPFact paper claims for `tau` passes of SGD over the data.
 
-    Wu and others (2017) prove the bound ``2 tau clip eta`` for permutation SGD if gradients have
-    norms up to `clip`, but DPFact violates most other assumptions of the proof. The proof requires
-    a smooth convex loss, but DPFact's loss is not convex in all factors jointly, and the l2,1
-    penalty couples all patients. The proof requires that each pass visits every entry once, but
-    DPFact samples zeros with replacement, and one changed entry can change a pass's length. The
-    proof requires initial values that do not depend on the data, but each DPFact round starts from
-    noiseless factors that do. The proof requires a step size that does not depend on the data, but
-    DPFact's step size adapts to the data. The result is therefore not a bound on the sensitivity.
+    Wu and others (2017) prove the bound ``2 tau clip eta`` for permutation SGD, if gradients have
+    norms up to `clip`. DPFact violates most other assumptions of this proof, so the result is not a
+    bound on DPFact's sensitivity. The proof requires a smooth convex loss, but DPFact's loss is not
+    convex in all factors jointly, and the l2,1 penalty couples all patients. The proof requires
+    that each pass visits every entry once, but DPFact samples zeros with replacement, and one
+    changed entry can change a pass's length. The proof requires initial values and a step size that
+    do not depend on the data, but in DPFact both depend on the data.
     """
     return 2 * tau * clip * eta
 

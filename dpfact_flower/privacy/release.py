@@ -90,7 +90,7 @@ class ReleaseEvent:
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """In `text`, replace the word *patient* with a data file's row unit, such as ``discharge``."""
+    """Replace the word *patient* in `text` with a data file's row unit, such as ``discharge``."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)
 
 
@@ -143,7 +143,7 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """The share's values in a tuple, because the ledger reads the `arrays` of shares, too."""
+        """The share's values as a tuple, in the form of `Release.arrays`."""
         return (self.values,)
 
 

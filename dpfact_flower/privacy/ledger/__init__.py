@@ -9,8 +9,8 @@ and all data files of a site share one privacy budget.
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
 by deleting the journal. Without ``synchronous=EXTRA``, a power loss could restore the journal and
-undo the transaction. A new ledger is first written to a temporary file, so a ledger that is empty
-or truncated must be damaged. In simulations (`durable` is False), writes may be delayed.
+undo the transaction. A new ledger is moved into place in one step, so an empty or truncated ledger
+is always a damaged one. In simulations (`durable` is False), writes may be delayed.
 
 *Evidence.* A row's hash is the SHA-256 of the previous row's hash and the row's JSON document. All
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
@@ -22,7 +22,8 @@ both the ledger and the head file, copy heads (not times) from the site's log to
 row does not contain the data's fingerprint, but an HMAC of the job and the fingerprint. The HMAC's
 key is stored next to the ledger. The time in a row is the time of the request, which does not
 depend on patients' data. A head, a backup and `dpfact ledger show` therefore reveal nothing about
-patients except the released values. Protect the key, and folders with the key, like patients' data.
+patients except the released values. Protect the key and the key's folder as you protect patients'
+data.
 
 Two processes may use the same ledger at the same time. The ledger's folder must be on a local disk,
 because SQLite's locks are unreliable on network shares.

@@ -50,12 +50,12 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence["LedgerRow"]) -> Self:
-        """Return the head (row count and newest hash) of a ledger with the given rows."""
+        """Return the head of a ledger that has the given rows."""
         return cls(len(rows), rows[-1].hash if rows else START)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the number of rows and the hash from a text such as ``12:9eb1...``."""
+        """Read a head from its text, such as ``12:9eb1...``."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {shown(text)}")

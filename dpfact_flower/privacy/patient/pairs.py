@@ -48,11 +48,11 @@ def add_pairs(
 
 @compiled()
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
-    """Assign numbers from 0 to one patient's distinct codes, mode by mode and in ascending order.
+    """Number one patient's distinct codes mode by mode, starting at 0.
 
     The first returned array lists the codes, each increased by `offsets[mode]`. The second array
-    lists the number of each mode's first code, followed by the total number of codes. The third
-    array, of shape (cells, modes), lists the numbers assigned to each cell's codes.
+    lists the number given to each mode's first code, followed by the count of all codes. The third
+    array, of shape (cells, modes), lists the numbers given to each cell's codes.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
@@ -99,7 +99,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 @compiled()
 def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
-    """For any two cells in one column of the unfolding, add their counts' product to `pairs`."""
+    """Add the product of the counts of any two cells in one column of the unfolding to `pairs`."""
     cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1
@@ -132,10 +132,8 @@ def _block_scales(pairs: Array, bounds: Array, scale: float) -> Array:
 
 @compiled()
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
-    """Return the norm of a block.
-
-    Division by the largest value prevents harmful underflow. Row sums limit rounding errors.
-    """
+    """Return the norm of a block."""
+    # Division by the largest value prevents harmful underflow. Row sums limit rounding errors.
     count = bounds[-1]
     largest, squares = 0.0, 0.0
     for low in range(bounds[mode], bounds[mode + 1]):

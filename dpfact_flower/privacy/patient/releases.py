@@ -42,8 +42,9 @@ class PlannedRelease:
     """One release in a plan.
 
     `mode` is the index of the feature mode that a refinement updates. `sensitivity` bounds the norm
-    of a patient's contribution. `sigma` is the standard deviation of the noise in each value (in
-    secure sums, the honest sites' noise). `rho` is the zCDP cost. `count` counts values (per slot).
+    of a patient's contribution. `sigma` is the standard deviation of the noise in each value. In
+    secure sums, `sigma` includes only the honest sites' noise. `rho` is the release's zCDP cost.
+    `count` is the number of values, per slot in secure sums.
     """
 
     kind: str
@@ -95,10 +96,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes a release's number of values from the numbers of codes in each mode (before and
-    after the selection of codes), the updated mode and the rank. If `clipped` is true, patients'
-    contributions depend on the request's factors, and are clipped to the run's `bound`. If
-    `clipped` is false, a patient's contribution has norm 1 or less.
+    `size` computes the number of released values. The arguments of `size` are the numbers of codes
+    in each mode (before and after the selection of codes), the updated mode and the rank. If
+    `clipped` is true, patients' contributions depend on the request's factors, and are clipped to
+    the run's `bound`. If `clipped` is false, a patient's contribution has norm 1 or less.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -141,7 +142,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return which of `anchors` and `selection` a request has. The last round has no `planned`."""
+    """Return which of `anchors` and `selection` a request has. Pass None for the last round."""
     if planned is None or KINDS[planned.kind].clipped:
         return "anchors", "selection"
     return () if planned.kind == "codes" else ("selection",)
@@ -167,7 +168,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "pa
 
 
 def step_of(release: Release) -> float:
-    """Return the step to whose multiples the values were rounded, or 0 if the step is unknown."""
+    """Return a release's rounding step, or 0 if the step is unknown."""
     events = release.events
     return _step(events[0].sigma) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -189,7 +190,7 @@ def share(
     """Add one site's part of the noise to the site's sum, and return the result.
 
     The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
-    is not rounded: rounding costs no privacy after all shares are summed, but not before. The share
+    is not rounded, because only rounding the sum of all shares is free post-processing. The share
     must be masked before it leaves the site. `bounded.sigma` must be the standard deviation of one
     site's noise.
     """

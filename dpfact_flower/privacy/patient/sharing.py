@@ -51,7 +51,7 @@ class Sharing(NamedTuple):
 
 
 def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
-    """Plan secure sums over `sites` sites, or return None if secure sums are disabled."""
+    """Plan a run's secure sums, or return None if the settings disable secure sums."""
     if not settings.secure_sums:
         return None
     number = settings.secure_sites or sites

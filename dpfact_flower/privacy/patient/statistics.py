@@ -109,11 +109,11 @@ def refinement(
 
     A patient's slice of the tensor is scaled to norm 1. The patient's loadings (one non-negative
     value per phenotype) are fitted to the slice by ridge regression. Each patient contributes two
-    matrices. The first matrix is the slice's MTTKRP for `mode` (see `solver.mttkrp`). Its columns
-    are multiplied by the patient's loadings. The second matrix is the outer product of the loadings
-    with themselves. If the matrices' joint norm exceeds `bound`, both matrices are divided by the
-    same number, so the update remains a weighted least-squares problem. The sum holds the rows of
-    the first matrix, then the upper triangle of the second (see `tensor.triangle`). Adding or
+    matrices. The first matrix is the slice's MTTKRP for `mode` (see `solver.mttkrp`), with columns
+    multiplied by the patient's loadings. The second matrix is the outer product of the loadings
+    with themselves. If the matrices' joint norm exceeds `bound`, both matrices are scaled by the
+    same factor, so the update remains a weighted least-squares problem. The sum holds the rows of
+    the first matrix, then the second matrix's upper triangle (see `tensor.triangle`). Adding or
     removing a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` (one array per mode) and `ridge` (one penalty per phenotype) are public or released. A
@@ -164,8 +164,8 @@ def _summed(
     """Sum patients' contributions in several threads, and add up the threads' totals.
 
     Integers are added exactly, so the number of threads does not affect the result.
-    ``add_up(starts, *arguments, total)`` adds one group of patients to `total`. `starts` holds the
-    index of each patient's first cell, and ends with the index after the last cell.
+    ``add_up(starts, *arguments, total)`` adds some patients' contributions to `total`. `starts`
+    holds the index of each patient's first cell, and ends with the index after the last cell.
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
@@ -235,9 +235,9 @@ def _products(
 ) -> int:  # fmt: skip
     """Multiply a patient's slice by the factors. Return the patient's number of codes in `mode`.
 
-    Store these codes in `rows`, and the slice's inner product with each phenotype in `score`. Store
-    the slice's product with the other modes' factors (MTTKRP) in `product`. All entries of `slot`
-    are -1 before and after the call.
+    Store the codes of `mode` in `rows`, and the slice's inner product with each phenotype in
+    `score`. Store the slice's product with the other modes' factors (MTTKRP) in `product`. All
+    entries of `slot` are -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -265,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply columns of `product` by positive loadings `a`. Return the contribution's norm."""
+    """Multiply columns of `product` by the loadings `a`, and return the contribution's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros

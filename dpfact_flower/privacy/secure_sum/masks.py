@@ -65,7 +65,7 @@ def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add a keystream to `words` for each key in `added`; subtract one for each in `subtracted`."""
+    """Add one keystream to `words` per key in `added`, and subtract one per key in `subtracted`."""
     operations = [(key, np.add) for key in added] + [(key, np.subtract) for key in subtracted]
     streams = [  # each key is used only once, so the nonce may be zero
         (Cipher(ChaCha20(key, bytes(16)), None).encryptor(), operation)
@@ -82,7 +82,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the part of each word that a site sends: `width` bytes, from bit `LOW` upwards."""
+    """Return `width` bytes of each word, from bit `LOW` upwards, which is the part that is sent."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 

@@ -49,7 +49,7 @@ def unmasked(
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Map the position of each sender (counted from 1) to its share of a site's seed."""
+    """Map each sender's position (counted from 1) to the sender's share of a site's seed."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

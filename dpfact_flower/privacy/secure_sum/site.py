@@ -3,16 +3,18 @@
 Before a site sends a message, the `JobSecrets` and `RoundState` on which the message depends must
 be on the site's disk. The functions in this module enforce three rules:
 
-- The site draws only one noisy vector per round.
-- If the server repeats a `Question`, the site repeats its reply. If the members change, the server
-  must make a new attempt. Within a round, the request and the site's key must not change.
-- In each round, the site helps to unmask only the latest attempt that the site answered. After
-  helping to unmask an attempt, the site answers no further attempts in the round.
+1. The site draws only one noisy vector per round.
 
-If a site broke one of the three rules, a server could learn two sums that differ only by the site's
-vector, and only the site's noise would protect it. To rule out a second sum, each site also
-adds a mask of its own, whose seed is split among the other sites (Bonawitz et al. 2017). If
-`dropouts` is 0, a round has only one attempt, and no site adds a mask of its own.
+2. If the server repeats a `Question`, the site repeats its reply. If the members change, the server
+   must make a new attempt. Within a round, the request and the site's key must not change.
+
+3. In each round, the site helps to unmask only the latest attempt that the site answered. After
+   helping to unmask an attempt, the site answers no further attempts in the round.
+
+Without these rules, a server could learn two sums that differ only by one site's vector. Only the
+site's own noise would then protect the vector. To rule out a second sum, each site also adds a mask
+of its own, whose seed is split among the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a
+round has only one attempt, and no site adds a mask of its own.
 """
 
 import os
