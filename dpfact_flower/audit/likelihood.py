@@ -193,7 +193,7 @@ def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
 
 
 def _ledger_mu(folder: Path, releases: Sequence[PlannedRelease]) -> tuple[Floats, float]:
-    """Return the privacy loss mu of each release in a site's ledger, and of all releases."""
+    """Return the privacy loss mu of each release in a site's ledger, and of the whole ledger."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

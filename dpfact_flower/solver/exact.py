@@ -5,9 +5,9 @@ factor, so the objective never rises. Each update uses the MTTKRP of the factor'
 the Hadamard product of the other factors' Gram matrices (`q`), and the smallest allowed value
 (`floor`). The floor is 0 for non-negative factors, and minus infinity otherwise.
 
-If a phenotype's column of the patients' factor A becomes zero, the data no longer affect the
-phenotype's feature columns, which then depend only on the anchors (the global factors). A zero
-column of A stays zero unless the norm of the column's gradient exceeds the l2,1 weight (mu).
+If a phenotype's column of the patients' factor A becomes zero, the phenotype's feature columns
+depend only on the anchors (the global factors), and no longer on the data. A zero column of A stays
+zero unless the norm of the column's gradient exceeds the l2,1 weight (mu).
 """
 
 import math
@@ -46,7 +46,7 @@ sums in float32 have no higher precision."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:
-    """Solve a local problem by block coordinate descent; see `solve`."""
+    """Solve a local problem by block coordinate descent."""
     state = _State(problem)
     trace, after = [state.objective(0.0)], 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -87,7 +87,7 @@ class _State:
         return value + self.settings.gamma * elastic(self.factors, self.anchors)
 
     def iterate(self) -> tuple[float, float]:
-        """Update every factor once. Return the data's inner products with old and new model."""
+        """Update every factor. Return the data's inner products with the old and the new model."""
         product, before = self._patients()
         for n, factor in enumerate(self.factors[1:], start=1):
             if n > 1:
@@ -173,14 +173,14 @@ def update_features(
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
     """Reduce the objective, as a function of one factor, in one sweep over the factor's columns.
 
-    The objective has the curvature `q`, the linear term minus `target`, and an l2,1 penalty with
-    weight `mu`. `columns` (the factor, updated in place) and `target` are transposed. All arrays
-    are float32, or all are float64. Each step finds the exact minimum over one column. One matrix
+    The objective has curvature `q`, gradient ``-target`` at 0, and an l2,1 penalty with weight
+    `mu`. `columns` (the factor, updated in place) and `target` are transposed. All arrays are
+    float32, or all are float64. Each step finds the exact minimum over one column. One matrix
     product gives the gradients of a panel (a group of columns). Each step then corrects the
     gradients of the panel's remaining columns.
 
-    If a diagonal entry of `q` is almost 0, the column has no effect on the model: it becomes zero
-    if `mu` is positive, and stays unchanged if `mu` is 0.
+    If a diagonal entry of `q` is almost 0, the column has no effect on the model. The column then
+    becomes zero if `mu` is positive, and stays unchanged if `mu` is 0.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)

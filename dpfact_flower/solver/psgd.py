@@ -16,9 +16,9 @@ exactly, and its other terms are estimated from a sample that `psgd` draws once.
 
 If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
 Gradients of losses with a logarithm are large where the model is close to zero. Each row's step is
-therefore at most as long as an implicit gradient step from 0, that is, sqrt(eta) for step size eta.
-Patients' rows are longer than feature rows and are visited less often. Steps of patients' rows are
-therefore multiplied by the ratio of patients' to feature rows' mean squared lengths (at least 1).
+therefore limited to sqrt(eta), the length of an implicit gradient step from 0 with step size eta.
+Patients' rows are longer than feature rows and are visited less often. The solver therefore
+lengthens the steps of patients' rows.
 """
 
 import math
@@ -62,7 +62,7 @@ class Value:
 
 
 def psgd(problem: LocalProblem) -> LocalResult:
-    """Solve a local problem by permutation SGD; see `solve`.
+    """Solve a local problem by permutation SGD.
 
     The proximal step can set a column of the patients' factor to zero. A zero column stays zero
     unless a pass's gradient steps move it by more than eta * mu (step size times l2,1 weight).
@@ -126,7 +126,7 @@ class _State:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Visit all entries and some zero cells drawn by `model`, then shrink patients' columns."""
+        """Visit all entries and a sample of zero cells, and then shrink patients' columns."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -186,7 +186,7 @@ def _length(factor: Array, weights: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells (non-zero cells if `zeros` is false) from a sample."""
+    """Estimate the loss from a sample. If `zeros` is false, exclude the zero cells."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

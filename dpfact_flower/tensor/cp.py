@@ -218,7 +218,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
 
 def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
-    """Return how well each component of `estimate` matches random components, as cosine products.
+    """Return the cosine product that each component of `estimate` reaches by chance.
 
     The result is the 95th percentile over matches with artificial components, whose modes come from
     different components of `truth`. If no artificial component exists, return zeros.
@@ -251,8 +251,8 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     """Return the factor match score (FMS) of two models, from 0 (unrelated) to 1 (equal).
 
     The formula is from the section "Privacy" of the DPFact paper. `match_columns` pairs components.
-    A pair's score is the product of its cosines. If both arguments are a `CPModel`, the score is
-    multiplied by the ratio of the smaller to the larger of the components' weights. The FMS is the
+    A pair's score is the product of its cosines. If both arguments are of type `CPModel`, the score
+    is multiplied by the ratio of the pair's smaller to its larger component weight. The FMS is the
     sum of the scores, divided by the larger rank, so a missing or spurious component counts as 0.
     (pyttb divides the sum of the scores by the smaller rank.)
     """
@@ -268,12 +268,12 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
 
 def column_cosines(estimate: Floats, truth: Floats) -> Floats:
-    """Return the cosines between columns of `estimate` (rows) and columns of `truth` (columns)."""
+    """Return the matrix of cosines between columns of `estimate` and columns of `truth`."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) mask of pairs of components that are similar in all modes except one."""
+    """Return a square mask of the pairs of components that are similar in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)

@@ -77,7 +77,7 @@ class SparseTensor:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of all modes except mode 0. All sites have the same sizes."""
+        """Sizes of all modes except mode 0, which are the same at all sites."""
         return self.shape[1:]
 
     @property
@@ -210,7 +210,7 @@ class SquaredError:
     def fit(self) -> float:
         """Fraction of the data X that a model M explains, ``1 - ||X - M||^2 / ||X||^2``.
 
-        The fit can be negative. Tensor Toolbox and pyttb omit squares: ``1 - ||X - M|| / ||X||``.
+        The fit can be negative. Tensor Toolbox and pyttb use norms instead of squared norms.
         """
         self._need_nonzeros()
         return 1.0 - self.all_cells / self.data

@@ -1,8 +1,8 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
-The *stack* is an array with the rows of all factors, one mode after another. Zero columns pad each
-row to a whole number of vector registers. If all values are finite, solvers leave the padding
-columns zero. Compiled functions preserve NaN and infinity, so that callers can detect divergence.
+The *stack* is an array with the rows of all factors, one mode after another. Each row is padded
+with zeros to fill whole vector registers. If all values are finite, solvers leave the padding
+unchanged. Compiled functions preserve NaN and infinity, so that callers can detect divergence.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ _LINE = 64  # bytes in a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return the registers of a slice as a tuple of zeros, which the module
-    `dpfact_flower.solver.kernels.instructions` explains, and the padded length of a row.
+    Return the padded length of a row, preceded by a tuple of zeros, one for each register of a
+    slice. The module `dpfact_flower.solver.kernels.instructions` explains this tuple.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
@@ -40,7 +40,7 @@ def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
-    """Stack factors of the same dtype, and pad their rows with zero columns (see `slices`)."""
+    """Stack factors of the same dtype, and pad their rows with zeros (see `slices`)."""
     rank = factors[0].shape[1]
     stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])

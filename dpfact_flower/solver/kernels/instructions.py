@@ -72,7 +72,7 @@ def read(_: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def zeros(_: Any, registers: Any, start: Any) -> Any:
-    """Return a vector of zeros with the number type of the values at `start`."""
+    """Return a vector of zeros of the same number type as the values at `start`."""
 
     def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)

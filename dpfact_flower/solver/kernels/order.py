@@ -62,8 +62,9 @@ def visits(
     block. Shuffling within blocks works as well as a full permutation and takes far less time.
 
     The draws of zero cells depend on `model`, one array with the rows of all factors. If `zeros` is
-    0, no `model` is needed. A visit is one row number of `model` per mode, and a number: a non-zero
-    cell's value, a zero cell's negated weight, or 0 if a draw found a non-zero cell.
+    0, no `model` is needed. A visit consists of one row number of `model` per mode, and a count.
+    The count is a non-zero cell's value, a zero cell's negated weight, or 0 if a draw found a
+    non-zero cell.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
     starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient
@@ -160,8 +161,8 @@ def _table(sizes: Array) -> Array:
 
     A draw first picks a position uniformly. The draw keeps the position with a probability called
     the threshold, and otherwise takes the position's alternative. `sizes` has shape (positions,
-    columns), and the result has shape (columns, positions, 2). The last axis has each position's
-    threshold, scaled to an integer, and its alternative. If a column is all 0, draws are uniform.
+    columns), and the result has shape (columns, positions, 2). The last axis holds a position's
+    threshold (scaled to an integer) and alternative. If a column is all 0, draws are uniform.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -202,7 +203,8 @@ def _draw_zero_cells(
     """Write zero cells to random positions. Return the next unused number for `random_number`.
 
     Mark zero cells by -1 in `counts`. Fill `places` with the positions left for non-zero cells.
-    A draw is uniform with probability `uniform`. Other draws use the last three arguments.
+    A draw is uniform with probability `uniform`. Other draws use `masses`, `patients` and
+    `features`, which are tables made by `_table`.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -259,7 +261,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw a position in [low, high) by row `r` of `table` and a random `share` in [0, 1)."""
+    """Draw a position in [low, high) from row `r` of `table`, given a random `share` in [0, 1)."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]
