@@ -196,12 +196,13 @@ def _spread(
 
 
 def squared_error(
-    tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None
-) -> SquaredError:
+    tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None,
+    norm_squared: float | None = None,
+) -> SquaredError:  # fmt: skip
     """Compute `CPModel.squared_error` for float32 factors, in about the time of one MTTKRP.
 
     Cell values are computed in float32 and summed in float64, so the result has about six correct
-    digits. `grams` holds the factors' Gram matrices if they are known.
+    digits. If known, pass the factors' Gram matrices and the tensor's squared norm.
     """
     fibres = Fibres.of(tensor)
 
@@ -218,7 +219,8 @@ def squared_error(
     nonzeros = sum(squares for squares, _, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, _, mass in parts)
-    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, tensor.norm_squared())
+    data = tensor.norm_squared() if norm_squared is None else norm_squared
+    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, data)
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:

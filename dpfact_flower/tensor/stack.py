@@ -21,8 +21,8 @@ _LINE = 64  # bytes in a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return the padded length of a row, preceded by a tuple of zeros, one for each register of a
-    slice. The module `dpfact_flower.solver.kernels.instructions` explains this tuple.
+    Return a tuple with one zero for each register of a slice, and the padded length of a row. The
+    module `dpfact_flower.solver.kernels.instructions` explains the tuple of zeros.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
