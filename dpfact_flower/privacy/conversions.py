@@ -1,9 +1,9 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-The costs are exact for Gaussian noise without subsampling. All costs hold for the neighbouring
-relation for which the sensitivity was computed. Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7
-to 2.9 in the DPFact paper), Canonne, Kamath & Steinke 2020 (Proposition 12), Balle & Wang 2018 and
-Dong, Roth & Su 2022 (exact Gaussian DP).
+The costs are exact for Gaussian noise without subsampling, and hold for the same neighbouring
+relation as the sensitivity. Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in the
+DPFact paper), Canonne, Kamath & Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth &
+Su 2022 (exact Gaussian DP).
 """
 
 import math

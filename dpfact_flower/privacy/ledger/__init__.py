@@ -16,7 +16,8 @@ is always a damaged one. In simulations (`durable` is False), writes may be dela
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
 the ledger (see `noted_head`) contains the ledger's newest head: the number of rows and the last
 hash. An old copy that replaces the ledger does not match the newest head. To detect a rewrite of
-both the ledger and the head file, copy heads (not times) from the site's log to another machine.
+both the ledger and the head file, copy heads, without times, from the site's log to another
+machine.
 
 *Secrecy.* Each row includes random bytes, so the hash in a head reveals nothing about the rows. A
 row does not contain the data's fingerprint, but an HMAC of the job and the fingerprint. The HMAC's
