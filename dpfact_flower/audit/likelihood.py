@@ -57,8 +57,8 @@ class Estimate(NamedTuple):
 class _Game:
     """The data sets with and without the test patients (canaries), and the adversary's knowledge.
 
-    `sums` maps each release to two arrays: the integer sum without the canaries, and the canaries'
-    contribution divided by the standard deviation of the noise.
+    `sums` maps each release to the integer sum without the canaries, and to the canaries'
+    contribution in standard deviations of the noise.
     """
 
     target: AuditTarget
