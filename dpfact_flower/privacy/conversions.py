@@ -2,8 +2,7 @@
 
 The costs are exact for Gaussian noise without subsampling, and hold for the same neighbouring
 relation as the sensitivity. Sources: Bun & Steinke 2016 (zCDP; Propositions 2.7 to 2.9 in the
-DPFact paper), Canonne, Kamath & Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth &
-Su 2022 (exact Gaussian DP).
+DPFact paper), Canonne, Kamath & Steinke 2020, Balle & Wang 2018, and Dong, Roth & Su 2022.
 """
 
 import math
@@ -129,8 +128,7 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
     """Return the logarithm of the smallest delta that mu-Gaussian DP implies at `epsilon` >= 0.
 
     Delta is ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)`` (Balle & Wang 2018,
-    Theorem 8). For one release, mu is sensitivity / sigma. For several releases, the values of
-    mu**2 add up.
+    Theorem 8). For one release, mu is sensitivity / sigma. Over several releases, mu**2 adds up.
     """
     near = (epsilon / mu - mu / 2) / math.sqrt(2)
     far = (epsilon / mu + mu / 2) / math.sqrt(2)

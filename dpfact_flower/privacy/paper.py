@@ -44,9 +44,8 @@ def perturb(
 ) -> Release:
     """Add noise N(0, sensitivity**2 / (2 rho)) to each factor, as in the DPFact paper.
 
-    Neighbouring data sets differ in the value of one tensor entry. `solver` holds the settings with
-    which the factors were computed. The sensitivity is computed from `solver` and is not proven.
-    `rho` is the zCDP cost of each factor.
+    Neighbouring data sets differ in the value of one tensor entry. The sensitivity is computed from
+    `solver`, the settings of the fit, and is not proven. `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = paper_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)

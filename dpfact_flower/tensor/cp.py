@@ -112,8 +112,7 @@ class CPModel:
         """Return the sums of squared errors in float64, as a slow reference for `solver.mttkrp`.
 
         The error over zero cells is the model's squared norm minus the sum of the squared model
-        values at non-zero cells. Expanding the squared error over all cells would lose more digits
-        to cancellation.
+        values at non-zero cells. Expanding the squared error over all cells would lose more digits.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")

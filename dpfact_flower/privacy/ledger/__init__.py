@@ -16,15 +16,13 @@ is always a damaged one. In simulations (`durable` is False), writes may be dela
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
 the ledger (see `noted_head`) contains the ledger's newest head: the number of rows and the last
 hash. An old copy that replaces the ledger does not match the newest head. To detect a rewrite of
-both the ledger and the head file, copy heads, without times, from the site's log to another
-machine.
+both files, copy the heads from the site's log, without the log's times, to another machine.
 
 *Secrecy.* Each row includes random bytes, so the hash in a head reveals nothing about the rows. A
 row does not contain the data's fingerprint, but an HMAC of the job and the fingerprint. The HMAC's
 key is stored next to the ledger. The time in a row is the time of the request, which does not
 depend on patients' data. A head, a backup and `dpfact ledger show` therefore reveal nothing about
-patients except the released values. Protect the key and the key's folder as you protect patients'
-data.
+patients except the released values. Protect the key and its folder as you protect patients' data.
 
 Two processes may use the same ledger at the same time. The ledger's folder must be on a local disk,
 because SQLite's locks are unreliable on network shares.

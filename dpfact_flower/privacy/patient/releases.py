@@ -3,8 +3,7 @@
 To add a kind of release, extend `KINDS`, the schedule in `plan`, and the module `server.patient`.
 
 `release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
-noise. `release` and `share` take the sensitivity and the noise level from the `BoundedSum` itself
-(``docs/explanation/proof.md``).
+noise. Both functions take the sensitivity and the noise level from the `BoundedSum` itself.
 """
 
 import math
@@ -156,9 +155,8 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str, row_unit: str = "patient") -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    The release's event records the privacy cost of adding or removing one row, such as a
-    patient. Rounding the noisy integers to multiples of a step (see `step_of`) and to float32
-    values is post-processing.
+    The release's event records the privacy cost of adding or removing one row, such as a patient.
+    Rounding to multiples of a step (see `step_of`) and to float32 is post-processing.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     size = bounded.sensitivity, bounded.sigma, len(noisy)
@@ -191,8 +189,7 @@ def share(
 
     The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
     is not rounded, because only rounding the sum of all shares is free post-processing. The share
-    must be masked before it leaves the site. `bounded.sigma` must be the standard deviation of one
-    site's noise.
+    must be masked before it leaves the site. `bounded.sigma` describes one site's noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total
