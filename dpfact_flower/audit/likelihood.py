@@ -74,9 +74,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
-    The first finding is the difference between a run's estimated privacy loss and the ledger's, in
-    standard errors. The second finding is the largest such difference for a single release. The
-    third finding is the smallest share of a release's sensitivity that one canary contributes.
+    The first finding is the difference between a run's estimated privacy loss and the loss in the
+    ledger, in standard errors. The second finding is the largest such difference for a single
+    release. The third finding is the smallest share of a sensitivity that one canary contributes.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)

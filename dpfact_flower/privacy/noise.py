@@ -82,11 +82,8 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 
 @compiled()
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Return True with probability exp(-gamma), where gamma = numerator / 2**bits (Algorithm 1).
-
-    Gamma must be at most 1.
-    """
-    # Bernoulli(gamma/k) is the product of independent Bernoulli(1/k) and Bernoulli(gamma).
+    """Return True with probability exp(-g), for g = numerator / 2**bits <= 1 (Algorithm 1)."""
+    # A Bernoulli(g/k) draw is the product of independent Bernoulli(1/k) and Bernoulli(g) draws.
     k = 1
     while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
         k += 1

@@ -232,7 +232,7 @@ def inner_product(tensor: SparseTensor, factors: Factors) -> float:
 def entry_sums(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Return sums over entries of squared errors, data times model, and squared model values."""
+    """Return the sums of squared errors, of data times model, and of squared model values."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _entry_sums(registers, stack, indices, values, tuple(offsets.tolist()))
 

@@ -15,8 +15,8 @@ is always a damaged one. In simulations (`durable` is False), writes may be dela
 *Evidence.* A row's hash is the SHA-256 of the previous row's hash and the row's JSON document. All
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to
 the ledger (see `noted_head`) contains the ledger's newest head: the number of rows and the last
-hash. An old copy that replaces the ledger does not match the newest head. To detect a rewrite of
-both files, copy the heads from the site's log, without the log's times, to another machine.
+hash. An old copy that replaces the ledger does not match the newest head. Heads that are copied
+from the site's log to another machine, without times, also reveal a rewrite of the head file.
 
 *Secrecy.* Each row includes random bytes, so the hash in a head reveals nothing about the rows. A
 row does not contain the data's fingerprint, but an HMAC of the job and the fingerprint. The HMAC's

@@ -98,7 +98,7 @@ class Ledger:
         return payload, digest_of(payload)
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return the charged events, oldest first, of `job`, or of all jobs if `job` is None."""
+        """Return the charged events of a job, or of all jobs if `job` is None, oldest first."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 

@@ -3,7 +3,7 @@
 To add a kind of release, extend `KINDS`, the schedule in `plan`, and the module `server.patient`.
 
 `release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
-noise. Both functions take the sensitivity and the noise level from the `BoundedSum` itself.
+noise. `release` and `share` take the sensitivity and the noise level from the `BoundedSum` itself.
 """
 
 import math

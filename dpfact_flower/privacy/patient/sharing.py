@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return each site's noise level, so that `honest` sites together reach level `sigma`."""
+        """Return the noise level per site with which `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:

@@ -11,7 +11,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Map each other site's name to the share that it encrypted for `site`."""
+    """Map the other sites' names to the shares that they encrypted for `site`."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
