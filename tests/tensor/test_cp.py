@@ -265,6 +265,7 @@ def test_a_matrix_of_scipy_has_two_modes(kind):
         ([["a", "b"]], "need numbers"),
         ([1, 2], "at least 2 modes"),
         (scipy.sparse.csr_array([[0, -1.0]]), "must be non-negative"),
+        (types.SimpleNamespace(**vars(OTHERS[2]), fill_value=1), "fill value"),
     ],
 )
 def test_what_is_no_tensor_of_counts_is_refused(given, says):
