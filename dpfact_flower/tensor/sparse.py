@@ -231,8 +231,8 @@ def as_tensor(value: Any) -> SparseTensor:
     if hasattr(value, "tocoo"):  # scipy.sparse
         value = value.tocoo()
     if hasattr(value, "coords") and hasattr(value, "data"):  # scipy.sparse, and sparse.COO
-        if np.any(getattr(value, "fill_value", 0)):  # NaN also counts as True
-            raise DataError(f"tensor: need a fill value of 0, got {value.fill_value}")
+        if np.any(getattr(value, "fill_value", 0)):  # NaN counts as True
+            raise DataError("tensor: the fill value must be 0")
         return _of_coordinates(np.transpose(np.asarray(value.coords)), value.data, value.shape)
     is_pyttb = type(value).__module__.partition(".")[0] == "pyttb"
     cells = np.asarray(value.data if is_pyttb else value)
