@@ -126,7 +126,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     A discrete Laplace value y is accepted with probability exp(-(|y| - s)**2 / (2 s**2)).
     """
     # If the distance between |y| and s is w s + r (`whole` and `rest`), this probability is the
-    # product of exp(-1/2)**(w**2), exp(-r / s)**w and exp(-r**2 / (2 s**2)). Each factor is exact.
+    # product of exp(-1/2)**(w**2), exp(-r / s)**w and exp(-r**2 / (2 s**2)). Each draw is exact.
     while True:
         value = _laplace(bits, words, cursor)
         size = abs(value)
@@ -145,7 +145,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Draw samples until the bits run out, starting with sample `done` and the bit at `position`.
+    """Draw the samples from index `done` on, using the bits from `position` on, while bits remain.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

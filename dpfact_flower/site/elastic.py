@@ -53,7 +53,7 @@ class ElasticRound(RoundWork):
         self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the cost of all remaining rounds, as one event per factor. Mode "none" is free."""
+        """Return the cost of all remaining rounds: one event per factor, or () in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -97,9 +97,9 @@ def initial_state(
     With a relative elastic weight, a site starts from the global factors, because its own factors
     could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None, the patient factor is random. With the paper's weight, the factor is scaled
-    to give the model the norm of the data. With a relative weight, the factor is scaled to minimise
-    the error in round 1, and replaced by a fit to the data in later rounds.
+    If `kept` is None, a new patient factor is made. With the paper's weight, a random factor is
+    scaled to give the model the norm of the data. With a relative weight, a random factor is scaled
+    to minimise the error in round 1, and the factor is fitted to the data in later rounds.
     """
     relative = request.solver.is_relative
     if kept is not None:

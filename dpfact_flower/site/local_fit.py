@@ -53,7 +53,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return a round's solver settings. Replace a relative l2,1 weight by the weight `mu`."""
+    """Return a round's solver settings. Use `start` to compute `mu` from a relative l2,1 weight."""
     solver = request.solver
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the patient columns' mean squared norm.

@@ -68,7 +68,7 @@ def check_no_note(folder: Path) -> None:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """Refuse all requests after a request names an answered round that is not in the ledger."""
+    """Refuse all requests once a request names an answered round that is not in the ledger."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as the latest" if last else "no round of this job"

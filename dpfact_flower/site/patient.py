@@ -130,10 +130,10 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's ridge penalty, which replaces the l2,1 penalty on patient factors.
 
     Apart from a constant, the ridge penalty is an upper bound of the l2,1 penalty. The bound is
-    tightest if the ridge penalty of a column is inversely proportional to the norm of the column.
-    The norms are estimated from released co-occurrences. A phenotype with average usage gets the
-    penalty `relative_l21`. An infinite penalty removes each phenotype whose estimated usage does
-    not exceed the estimate's standard deviation.
+    tightest if a phenotype's penalty is inversely proportional to the norm of the phenotype's
+    column in the patient factor. This norm is estimated from released co-occurrences. A phenotype
+    with average usage gets the penalty `relative_l21`. An infinite penalty removes each phenotype
+    whose estimated usage does not exceed the estimate's standard deviation.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

@@ -28,7 +28,7 @@ def check_memory(events: Sequence[ReleaseEvent]) -> None:
     """Refuse a round that would leave too little memory for patients' data.
 
     If memory ran out, the system could kill the process after the process had read patients' data.
-    A server that varied the size of its requests could measure how much memory the data takes.
+    A server that varied the size of its requests could then measure how much memory the data takes.
     """
     # A deployed process exits after each message, so nothing from earlier messages is in memory.
     sizes = [event.count for event in events] or [0]

@@ -27,7 +27,7 @@ class JobState:
     """The data that a site has kept from a job's earlier rounds.
 
     `state` holds the site's factors after the latest round. `release` returns the site's release of
-    a round, or None if the ledger does not contain the release.
+    a round, or None if the ledger has no values of the round.
     """
 
     state: SiteState | None = None

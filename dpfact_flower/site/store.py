@@ -88,7 +88,7 @@ class JobFolder:
 
 
 class SiteStore(JobFolder):
-    """A job's folder whose files must have been made from data with this `fingerprint`."""
+    """A job's folder, which refuses to read files made from data with another `fingerprint`."""
 
     def __init__(self, site: Path, job: str, fingerprint: str, *, durable: bool = True) -> None:
         super().__init__(site, job, durable=durable)

@@ -29,7 +29,8 @@ class SparseTensor:
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
     `indices` has one row per non-zero cell, with the patient in the first column. The rows of
-    `indices` are unique and in lexicographic order. `values` are positive and finite.
+    `indices` are unique and in lexicographic order. `values` are positive and finite. Large counts
+    are rounded to float32.
     """
 
     indices: NDArray[np.int32]

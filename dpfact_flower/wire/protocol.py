@@ -56,7 +56,7 @@ class RoundRequest:
     co-occurrences. In round 1 of a run with long code lists, a request without factors asks for
     code counts. `selection` (int32) contains the positions of each mode's selected codes, or is
     empty if all codes are used. `usages` has the shape (slots, 2, phenotypes) and is used in secure
-    sums. For each group of sites, `usages` contains each phenotype's estimated usage and the
+    sums. For each slot's group of sites, `usages` contains each phenotype's estimated usage and the
     estimate's standard deviation. `answered` maps each site to the last round that it answered.
     """
 

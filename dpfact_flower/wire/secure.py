@@ -1,7 +1,7 @@
 """Define the part of a request that describes a stage of a secure sum.
 
 The stage `keys` occurs once per job, and the stage `sum` once per attempt to compute a sum. The
-stage `open` occurs only if `secure-dropouts` is above 0. All stages of a sum concern the same
+stage `open` occurs only if `Sharing.dropouts` is above 0. All stages of a sum concern the same
 release, so a request's digest does not depend on the stage.
 """
 

@@ -91,7 +91,7 @@ class Ledger:
         return (row.shapes, row.payload_sha256, row.events) == (shapes, digest, release.events)
 
     def _stored(self, key: ReleaseKey, release: Release | Share) -> tuple[bytes | None, str]:
-        """Return the bytes that the ledger stores for a release (or None), and the bytes' hash."""
+        """Return a release's bytes (None if the ledger stores only a hash), and the bytes' hash."""
         payload = to_bytes(release.arrays)
         if isinstance(release, Share) or (payload and not release.events):
             return None, keyed_hash(self.path.parent, *key, payload=payload)
@@ -115,8 +115,8 @@ class Ledger:
         Return the ledger's new head, which the caller should write to the site's log. For a share
         of a secure sum, or for values without noise, the ledger stores only a keyed hash. If
         `charge` raises an exception, the release must not be sent. Recording the same release again
-        has no effect. Raise a StateError if the ledger has a different release of this round, or a
-        later round of the job. Also raise a StateError if the data has changed during the job.
+        has no effect. Otherwise, raise a StateError if the ledger already has this round or a later
+        round of the job. Also raise a StateError if the data has changed during the job.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since

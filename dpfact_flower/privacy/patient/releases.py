@@ -189,7 +189,7 @@ def share(
 
     The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
     is not rounded, because only rounding the sum of all shares is free post-processing. The share
-    must be masked before it leaves the site. `bounded.sigma` describes one site's noise.
+    must be masked before it leaves the site. `bounded.sigma` must describe one site's noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

@@ -162,7 +162,8 @@ def answer(
 ) -> RoundState:
     """Return the round's new state, which must be on disk before the masked vector is sent.
 
-    `draw` returns the noisy vector and is called once per round. Simulations seed `random_bytes`.
+    `draw` returns the noisy vector and is called only once per round. Only simulations may pass a
+    seeded `random_bytes`.
     """
     state = check_question(job, state, question, peers)
     if state and state.question == question:

@@ -1,10 +1,10 @@
 """Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
 The module processes one block of patients at a time, while the block is in the cache. For each
-block, the module computes the MTTKRP, and then updates the block's rows of A. The new rows are
-added to A's Gram matrix and to the next mode's MTTKRP. The patients' MTTKRP and the next mode's
-MTTKRP share the sums over the last mode. Blocks are independent only if the l2,1 weight is 0. For
-a positive l2,1 weight, `exact` uses `update_patients` instead of this module.
+block, the module computes the MTTKRP, updates the block's rows of A, and adds the new rows' parts
+to A's Gram matrix and to the next mode's MTTKRP. The patients' MTTKRP and the next mode's MTTKRP
+share the sums over the last mode. Blocks are independent only if the l2,1 weight is 0. For a
+positive l2,1 weight, `exact` uses `update_patients` instead of this module.
 """
 
 import itertools
