@@ -17,8 +17,8 @@ Case = Literal["supports", "contradicts", "open"]
 Answer = Literal["yes", "partly", "no", "undecided", "not measured"]
 LEVEL = 0.95
 RULE = (
-    "Each claim has cases, such as two systems on one data set. A case compares pairs of fits with "
-    "the same starting point (for RMSE) or the same split of the patients (for AUC). A case "
+    "Each claim has cases, such as two systems on one data set. Paired fits have the same starting "
+    "point (for RMSE) or the same split of the patients (for AUC). A case "
     f"supports the claim if the {100 * LEVEL:.0f} % confidence interval of the mean paired "
     "difference lies on the claimed side of zero, and contradicts the claim if the interval lies "
     "on the other side. All other cases are open. The verdict is **yes** if all cases support the "
