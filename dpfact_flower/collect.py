@@ -52,9 +52,9 @@ class RoundPolicy(NamedTuple):
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites to return. If later rounds need the sites' replies (`required`), sites that
-    connect late also get the request. If `required` is true, connected sites that have not replied
-    get more time and the request again. If fewer than `quorum` sites have replied, the server
-    extends the time limit by `grace` seconds. Nodes in `left_out` never get a request.
+    connect late also get the request. A required round is extended if connected sites have not
+    replied, and these sites get the request again. If fewer than `quorum` sites have replied, the
+    server extends the time limit by `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False
@@ -85,9 +85,9 @@ class InFlight:
 
     @property
     def may_be_sent(self) -> bool:
-        """Whether the request may be sent for the first time or again.
+        """Whether the request may be sent now, for the first time or again.
 
-        A request is repeated once after a `RoundFailedError`: the site may have recorded a release.
+        After a `RoundFailedError`, repeat once, because the site may have recorded a release.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -157,9 +157,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
-    The callback `sent` gets each additional message: a repeated request, or one to a late site. Set
-    `policy` before each round. `seconds` contains the reply time of each node that answered in the
-    last round. `registered` maps each node that ever connected to its registered name.
+    The callback `sent` gets each repeated request, and each request to a site that connected late.
+    Set `policy` before each round. `seconds` contains the reply time of each node that answered in
+    the last round. `registered` contains each node's registered name, also after the node has left.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:

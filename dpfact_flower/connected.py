@@ -32,8 +32,8 @@ run within a minute. An executor that waits for parts of a message gives up two 
 class ConnectedSites:
     """A run's sites, and the messages of the current round.
 
-    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is a round's time
-    limit in seconds, and `seconds` is the limit for a site's answer in the current round.
+    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is the time limit of
+    any round in seconds. The current round's time limit, `seconds`, may be shorter.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -55,7 +55,7 @@ class ConnectedSites:
     # --- Before a round ---------------------------------------------------------------------------
 
     def wait(self, *, first: bool) -> list[int]:
-        """Wait up to `wait-timeout` for the quorum (`first`: all expected sites). Return nodes."""
+        """Wait up to `wait-timeout` seconds for the quorum or, if `first`, all expected sites."""
         run = self._coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
@@ -68,7 +68,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Check that nodes accept `request`. Raise an error or leave out nodes that refuse."""
+        """Ask whether nodes accept `request`. If a node refuses, raise an error or leave it out."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:
@@ -113,8 +113,8 @@ class ConnectedSites:
     ) -> list[Message]:
         """Make one message per request, and set the Grid's policy for missing replies.
 
-        Connected `nodes` that have a name but no request are left out of the round. A node without
-        a name may be a lost site that has connected again, and can get a request later.
+        Connected `nodes` that have a name but no request are left out of the round. Nodes without
+        a name can get a request later, because a lost site may have connected again.
         """
         others = {node for node in nodes if self.names.of(node) and node not in requests}
         self.grid.policy = policy._replace(left_out=self.left_out | others)

@@ -57,7 +57,7 @@ class PrivacyRefusedError(DPFactError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Raised instead of other errors once a round has read patients' data, to hide the cause."""
+    """Raised in place of other errors after a round has read patients' data, to hide the cause."""
 
     code = "failed"
 
@@ -99,5 +99,5 @@ def shown(value: object) -> str:
 
 
 def heard(text: str) -> str:
-    """Make a received text safe for logs and terminals: one short, printable line."""
+    """Turn a received text into one short, printable line that is safe for logs and terminals."""
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_HEARD])

@@ -78,7 +78,7 @@ class DPFact(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Check replies and update the global factors. Return None if there are too few replies."""
+        """Update the global factors from the replies, or return None if too few are usable."""
         shapes = self.coordinator.rule.reply_shapes(self._finished_before + server_round)
         usable: list[SiteReply] = []
         reasons = (f if isinstance(f, BaseException) else f[1].status.message for f in failures)
@@ -105,7 +105,7 @@ class DPFact(Strategy):
         return ndarrays_to_parameters(list(self.coordinator.factors)), metrics
 
     def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Return no requests, because each site measures its own model during training."""
+        """Return no requests, because the sites do not evaluate the global model in rounds."""
         return []
 
     def aggregate_evaluate(

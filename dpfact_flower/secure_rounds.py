@@ -103,7 +103,7 @@ class SecureRounds:
         """Finish a round's secure sum, given the replies to the round's first request.
 
         Return three lists: replies without arrays, failures, and a total for each group of sites.
-        If the sum fails, the totals are empty, and each site that spent budget has a reply.
+        If the sum fails, there are no totals, and the replies name all sites that spent budget.
         """
         assert self.current is not None
         secure_sum, request = self.current, self._coordinator.request(number)

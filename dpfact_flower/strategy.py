@@ -19,7 +19,7 @@ from dpfact_flower.server.on_arrival import OnArrival
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation rounds. Each site evaluates its own results."""
+    """A strategy without evaluation rounds."""
 
     def configure_evaluate(self, *_: object, **__: object) -> Iterable[Message]:
         """Return no messages."""

@@ -156,7 +156,7 @@ class Coordinator:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. A round waits until its time limit if later rounds depend on it.
+        took to reach its quorum. Rounds on which later rounds depend wait until their time limit.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
@@ -164,7 +164,7 @@ class Coordinator:
         return slowest + self.run.grace
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """If `first`, raise an error for fewer sites than the quorum, or too many for the rule."""
+        """In the first round, refuse fewer sites than the quorum, or more than the rule allows."""
         run = self.run
         # Later rounds may begin below the quorum, because lost sites may return.
         if sites < run.min_sites and first:
@@ -194,9 +194,9 @@ class Coordinator:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
         With secure sums, replies contain no arrays, and `sums` contains one total per group of
-        sites (none if the sum failed). `charged` names all sites that spent budget on the sum, also
-        those that dropped out. If too few sites replied or the sum failed, the factors stay
-        unchanged. Raise a `QuorumError` if the run cannot continue without the round's result.
+        sites (none if the sum failed). `charged` names all sites that spent budget on the sum,
+        including sites that dropped out. If too few sites replied or the sum failed, the factors
+        stay unchanged. Raise a `QuorumError` if later rounds need the round's result.
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:
@@ -255,7 +255,7 @@ class Coordinator:
         }
 
     def _plan_as(self, began: PrivacySettings) -> None:
-        """Plan the run's original releases, also if another number of sites is expected now."""
+        """Plan the same releases as before, even if `sites` or `min-sites` has changed."""
         if self.secure and began.secure_sites not in (0, self.secure.sites):
             self.resize(began.secure_sites)
         given, default = self._given_privacy, PrivacySettings()
@@ -316,7 +316,7 @@ def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
 def _distinct(
     replies: Sequence[SiteReply], failures: Sequence[Failure]
 ) -> tuple[list[SiteReply], list[Failure]]:
-    """Sort replies by site. If replies have the same site name, replace them with one failure."""
+    """Sort replies by site. Replies with the same site name are replaced with one failure."""
     count = Counter(reply.site for reply in replies)
     unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
     doubles = [

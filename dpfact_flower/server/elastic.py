@@ -25,13 +25,13 @@ _LEAST = 1e-6
 
 
 class ElasticRule(ServerRule):
-    """The server's rule for elastic averaging, which the DPFact paper describes.
+    """The server's rule for the DPFact paper's elastic averaging.
 
-    The initial factors are drawn at random from the public seed or, in mode "none" (see
-    `starts_from_cooccurrences`), computed from the sites' co-occurrences. With long code lists, a
-    start from co-occurrences takes two rounds: one for code counts, and one for co-occurrences of
-    the most frequent codes. Co-occurrences also determine the weight of each site's factors in
-    later rounds. A subclass that overrides `update` always starts from random factors.
+    The initial factors are drawn at random from the public seed. A run in mode "none" may compute
+    the factors from co-occurrences instead (see `starts_from_cooccurrences`). With long code lists,
+    this takes two rounds: one for code counts, and one for co-occurrences of the most frequent
+    codes. In later rounds, a site's co-occurrences also determine the weight of the site's factors.
+    A subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -127,8 +127,8 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        If a round makes several calls (`parts`), the calls together move the factors as far as one
-        call would. Each call covers the same fraction of the remaining distance.
+        A round makes `parts` calls, which together move the factors as far as a single call would.
+        Each call covers the same fraction of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -177,11 +177,10 @@ class ElasticRule(ServerRule):
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return the sites' weights for each phenotype, as an array of shape (sites, phenotypes).
 
-        Before normalisation, a site's weight for a phenotype is the curvature of the site's error
-        plus the elastic pull times the mean curvature over phenotypes. The site's solver divides
-        the phenotype's gradient by the same weight. The weighted mean of the sites' factors
-        therefore moves along the sum of the sites' gradients, and converges to a minimum of the
-        pooled error.
+        Before normalisation, a weight is the curvature of the site's error plus a constant. The
+        constant is the elastic pull times the mean curvature over phenotypes. The site's solver
+        divides a phenotype's gradient by the same weight. The weighted mean of the sites' factors
+        therefore follows the sum of the sites' gradients to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -215,9 +214,9 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    If `step` is not 0, return `step`. If `step` is 0 and the solver uses eta and gamma, return eta
-    * gamma, as in the DPFact paper. Otherwise, return 1 / sites, so that the new global factors are
-    the sites' mean. Refuse a step that is 0 or unstable.
+    If `step` is not 0, return `step`. If `step` is 0 and the solver uses eta and gamma, return
+    eta * gamma, as in the DPFact paper. Otherwise, return 1 / sites, so that the new global factors
+    are the sites' mean. Refuse a step that is 0 or unstable.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -237,9 +236,9 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Return `anchors` plus `step` times the sum of the differences of `replies` from `anchors`.
+    """Return `anchors`, moved towards each reply by `step` times the reply's difference.
 
-    With step = eta * gamma, the result is the DPFact paper's update. Replies must be sorted by
+    If `step` is eta * gamma, the result is the DPFact paper's update. Replies must be sorted by
     site, because the order affects floating-point sums. `shares` are the sites' relative weights.
     """
     moved = []

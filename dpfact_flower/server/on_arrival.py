@@ -3,8 +3,8 @@
 The first round, and all rounds that compute the initial factors (the start), are synchronous. In
 asynchronous rounds, each reply replaces its site's previous reply, and the model is updated from
 all sites' latest replies. A site gains no weight by answering more often. A reply has full weight
-for two rounds. If a reply's age is more than two rounds, its weight is ``1 / (1 + age - 2)``
-(FedAsync's hinge function; Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
+for two rounds. The weight of an older reply is ``1 / (1 + age - 2)``, with the age in rounds. This
+is FedAsync's hinge function (Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
 
 Each reply belongs to a round, because sites plan their budgets per round. A round ends when more
 than half of the connected sites, and at least the quorum, have answered. A late site skips to the
@@ -37,9 +37,9 @@ class _Site:
     """The server's record of a site.
 
     `round` and `version` are the round and the model version of the last request. `asked` is the
-    unanswered request, if any. `answered` is the last answered round. `last` contains the last
-    reply's factors, or the initial factors if this reply had no factors. `based` is the model
-    version from which the site computed its last reply. `failed` is set if the last request failed.
+    unanswered request, if any. `answered` is the last answered round. `last` contains the factors
+    of the last reply, or the initial factors if that reply had none. `based` is the model version
+    from which the site computed its last reply. `failed` is set if the last request failed.
     """
 
     round: int = 0
@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests, of which each unfinished site would accept at least one."""
+        """Return preflight requests. Each unfinished site would accept at least one of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

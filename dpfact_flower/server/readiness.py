@@ -44,8 +44,8 @@ class Readiness:
     """A site's preflight answer, or a note that no answer came. Unknown fields are empty.
 
     `fault` is the reason why the site would not answer a round, or is empty if the site would
-    answer. `clock` is the smallest possible error of the site's clock in seconds, given the
-    answer's time stamp (negative if the clock is behind).
+    answer. `clock` is the smallest error of the site's clock, in seconds, that explains the
+    answer's time stamp. If the clock is behind, `clock` is negative.
     """
 
     node: int
@@ -132,7 +132,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Record a node's name and return "", or return why the node must not use the name."""
+        """Return why a node must not use a name. If it may, record the name and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

@@ -17,9 +17,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(ABC):
     """Base class of the server's update rules. For sites' rules, see `dpfact_flower.site.rules`.
 
-    `privacy` includes values that the server computes, such as `bound`. `selection` contains the
-    selected codes' positions, one array per feature mode, and is empty if all codes are used.
-    `plan` is the plan of a run in patient mode.
+    `privacy` includes values that the server computes, such as `bound`. `selection` has one array
+    of the selected codes' positions for each feature mode. If all codes are used, `selection` is
+    empty. `plan` is the plan of a run in patient mode.
     """
 
     name: str
@@ -31,11 +31,11 @@ class ServerRule(ABC):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the estimated probability of a false discovery, or () if unknown."""
+        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return phenotypes' usages and their errors by group of sites, or None if not needed."""
+        """Return each site group's usage of each phenotype, with errors, or None if not needed."""
         return None
 
     def arrive(
