@@ -4,6 +4,7 @@ Error messages never contain a patient's data, so a site may log them. Flower se
 message to the server, so the site passes only the exception's `code` to Flower.
 """
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 CODE_PREFIX = "dpfact:"
@@ -69,9 +70,17 @@ class LateError(DPFactError):
 
 
 class QuorumError(DPFactError, RuntimeError):
-    """Raised when a run cannot continue because too few sites have replied."""
+    """Raised when a run cannot continue because too few sites have replied.
+
+    The message consists of `problem`, the sites' `reasons` and advice to the user.
+    """
 
     code = "quorum"
+
+    def __init__(self, problem: str, reasons: Iterable[object] = (), advice: str = "") -> None:
+        self.problem, self.reasons = problem, tuple(map(str, reasons))
+        text = f"{problem}: {'; '.join(self.reasons)}" if self.reasons else problem
+        super().__init__(f"{text}. {advice}" if advice else text)
 
 
 class MissingDependencyError(DPFactError, ImportError):

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Unpack
 
 from flwr.common import (
@@ -12,13 +13,13 @@ from flwr.common import (
     Parameters,
     Scalar,
     ndarrays_to_parameters,
-    parameters_to_ndarrays,
 )
 from flwr.server import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from dpfact_flower.errors import MessageError, SettingsError
+from dpfact_flower.errors import DataError, MessageError, SettingsError
+from dpfact_flower.machine.parsed import read_npy
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.wire.protocol import SiteReply
@@ -85,9 +86,9 @@ class DPFact(Strategy):
         failed = [Failure("a client", str(reason)) for reason in reasons]
         for client, result in results:
             try:
-                arrays = parameters_to_ndarrays(result.parameters)
+                arrays = [read_npy(BytesIO(tensor)) for tensor in result.parameters.tensors]
                 usable.append(SiteReply.from_wire(arrays, result.metrics, shapes))
-            except (MessageError, ValueError) as error:
+            except (DataError, MessageError) as error:
                 failed.append(Failure(f"client {client.cid}", str(error)))
         silent = self._asked - len(results) - len(failures)
         failed += [Failure("a client", "no reply")] * silent

@@ -12,6 +12,7 @@ from dpfact_flower.connected import ConnectedSites
 from dpfact_flower.errors import DataError, MessageError, QuorumError
 from dpfact_flower.machine.files import disk_errors, replacing
 from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
@@ -40,7 +41,8 @@ class SecureRounds:
 
     def _agree(self, number: int) -> None:
         """Collect the sites' public keys."""
-        coordinator, least = self._coordinator, self._coordinator.run.min_sites
+        coordinator = self._coordinator
+        least = max(coordinator.run.min_sites, LEAST_SITES)
         members: dict[str, Member] = {}
 
         def take(site: str, parts: Sequence[bytes]) -> None:
@@ -63,11 +65,11 @@ class SecureRounds:
                 self._keep(self._last)
                 return
             self._nodes = {site: self._nodes[site] for site in members}
-        why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._failed.items()))
         fault = f"in each of {MOST_ASKED} attempts, a site failed to send its key"
         if len(self._nodes) < least:
-            fault = f"{len(self._nodes)} sites sent keys, but the quorum (min-sites) is {least}"
-        raise QuorumError(f"secure sums: {fault}; nothing was charged. {why}")
+            needed = f"{least} are needed (min-sites, and at least {LEAST_SITES})"
+            fault = f"{len(self._nodes)} sites can take part, but {needed}"
+        raise QuorumError(f"secure sums: {fault}; nothing was charged", self._failures())
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
         """Return a round's first requests. Nodes that sent no key take no part in secure sums."""

@@ -35,9 +35,10 @@ def strategy():
     return strategy
 
 
-def test_bad_results_are_reported_and_the_other_counts(strategy):
+@pytest.mark.parametrize("damage", [b"not an array", b"", b"PK\3\4"])
+def test_bad_results_are_reported_and_the_other_counts(strategy, damage):
     bad, damaged = result("b", shapes=((5, 4), (8, 4))), result("c")
-    damaged.parameters.tensors[0] = b"not an array"
+    damaged.parameters.tensors[0] = damage
     parameters, metrics = strategy.aggregate_fit(1, [(A, result()), (B, bad), (B, damaged)], [])
     assert parameters is not None
     assert metrics == {"sites": 1, "failures": 2}

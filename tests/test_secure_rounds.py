@@ -205,7 +205,7 @@ def test_a_site_that_drops_out_after_its_charge_is_on_record(tmp_path):
 
 def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_path):
     lost = {(site, "sum", 1): 99 for site in ("site-2", "site-5")}
-    with pytest.raises(QuorumError, match=r"site-2.*site-5"):
+    with pytest.raises(QuorumError, match=r"site-2.*site-5.*once the sites are back$"):
         run(tmp_path, lost=lost)
     assert not (tmp_path / "state" / "site-2" / "ledger.sqlite").exists()
 
@@ -234,7 +234,7 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
 @pytest.mark.parametrize(
     ("number", "short", "says", "why"),
     [(7, False, "in each of 3 attempts, a site failed to send its key", "no reply in time"),
-     (3, True, "2 sites sent keys, but the quorum", "member 'site-1': need 32 bytes of key")],
+     (3, True, r"2 sites can .* 3 are needed \(min", "member 'site-1': need 32 bytes of key")],
 )  # fmt: skip
 def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, short, says, why):
     made = strategy(number=number)
@@ -248,7 +248,7 @@ def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, short,
         return dict(others) | ({node: Message(answer, node, "train")} if short else {})
 
     made._sites.ask = damaged
-    with pytest.raises(QuorumError, match=rf"^secure sums: {says}.* was charged\. site-1: {why}"):
+    with pytest.raises(QuorumError, match=rf"^secure sums: {says}.* was charged: site-1: {why}"):
         made.start(simulated(tmp_path, number))
 
 

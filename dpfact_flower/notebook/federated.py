@@ -112,7 +112,8 @@ def federate(
                     cohort, checked, own=site_settings, measured=measure, report=bool(out)
                 )
             except QuorumError as error:
-                _, refused, reason = str(error).partition(f"{PrivacyRefusedError.code}: ")
+                code = f"{PrivacyRefusedError.code}: "
+                _, refused, reason = "; ".join(error.reasons).partition(code)
                 if site_settings is None or not refused:
                     raise
                 raise PrivacyRefusedError(

@@ -236,7 +236,7 @@ def _reasons_shown() -> Iterator[None]:
             raise
         first, *others = dict.fromkeys(record.getMessage() for record in refusals.buffer)
         more = f" ({len(others)} more such lines are in the log)" if others else ""
-        raise QuorumError(f"{str(error).partition('. ')[0]}: {first}{more}") from None
+        raise QuorumError(error.problem, [f"{first}{more}"]) from None
     finally:
         disclosure_logger.removeHandler(refusals)
 

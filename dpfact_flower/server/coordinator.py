@@ -58,12 +58,13 @@ class Coordinator:
         self.run = _given(run, RunSettings)
         self.solver = privacy.resolved(solver)
         self._given_privacy = privacy
-        self._plan()
+        self.run_dir = None if run_dir is None else Path(run_dir)
+        begun = _begun_in(self.run_dir, resume=resume) if self.run_dir is not None else None
+        self._plan(self._begun_with(begun.identity) if begun else self.run.expected_sites)
         self.vocabulary = vocabulary if isinstance(vocabulary, str) else joint_digest(vocabulary)
         if not self.vocabulary and privacy.privacy == "patient":
             _logger.warning("vocabulary: not given, so sites with other code lists can take part "
                             "and spend budget; give DPFact the code lists")  # fmt: skip
-        self.run_dir = None if run_dir is None else Path(run_dir)
         self.durable = durable
         self.records: list[RoundRecord] = []
         self.resumed = False
@@ -71,7 +72,8 @@ class Coordinator:
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._open(self.run_dir, resume=resume)
+            if begun:
+                self._go_on(begun, self.run_dir)
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
 
@@ -82,8 +84,11 @@ class Coordinator:
             f"{self.finished_rounds} of {self.rounds} rounds"
         )
 
-    def _plan(self) -> None:
-        self.rule = rule_for(self.feature_shape, self.solver, self._given_privacy, self.run)
+    def _plan(self, sites: int) -> None:
+        """Plan the run for `sites` sites, although another number may be expected on resume."""
+        self._planned_sites = sites
+        run = replace(self.run, sites=sites, min_sites=min(self.run.min_sites, sites))
+        self.rule = rule_for(self.feature_shape, self.solver, self._given_privacy, run)
         self.rule.check_sites(self.run.expected_sites)
         self.privacy = self.rule.privacy
 
@@ -97,7 +102,7 @@ class Coordinator:
         _logger.warning("secure sums of %d sites; %d were expected", sites, expected)
         self.run = replace(self.run, sites=sites)
         self._given_privacy = replace(self._given_privacy, secure_sites=0)  # the plan uses `sites`
-        self._plan()
+        self._plan(sites)
 
     @property
     def finished_rounds(self) -> int:
@@ -200,12 +205,14 @@ class Coordinator:
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:
-            _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
+            _logger.warning("round %d: %s", round_number, failure)
         sites, statistics = tuple(reply.site for reply in unique), unique if sums is None else sums
         enough = len(unique) >= self.run.min_sites and bool(statistics)
         short = f"{len(unique)} usable replies, the quorum is {self.run.min_sites}"
+        advice = "once the sites are back, or with a lower min-sites"
         if sums is not None and not sums:
             short = f"no sum of the {len(unique)} sites that answered"
+            advice = "once the sites are back"
         record = RoundRecord(
             round_number, sites, tuple(failed), enough, bytes_down, bytes_up, seconds, utc_now(),
             quorum_seconds if enough else 0.0, dropped=tuple(sorted({*charged}.difference(sites))),
@@ -216,10 +223,9 @@ class Coordinator:
             if self.run_dir is not None:  # the history helps users find the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
-                f"round {round_number}: {short}, and later rounds build on this one. "
-                f"{_why(failed)}. Nothing that was charged is lost: continue with resume = true "
-                "once the sites are back, or with a lower min-sites"
-            )
+                f"round {round_number}: {short}, and later rounds build on this one", failed,
+                f"Nothing that was charged is lost: continue with resume = true {advice}",
+            )  # fmt: skip
         else:
             _logger.warning("round %d: %s: the global model is unchanged", round_number, short)
         self.records.append(record)
@@ -230,7 +236,8 @@ class Coordinator:
         """Write the checkpoint and the history."""
         if self.run_dir is None:
             return
-        checkpoint = Checkpoint(self._identity(), self.records, self._state())
+        identity = {**self._identity(), "sites": self._planned_sites}
+        checkpoint = Checkpoint(identity, self.records, self._state())
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, self.records, durable=self.durable)
 
@@ -238,9 +245,7 @@ class Coordinator:
         """Raise a `QuorumError` if no round of the run met the quorum."""
         if not any(record.updated for record in self.records):
             last = self.records[-1].failures if self.records else ()
-            raise QuorumError(
-                f"no round met the quorum of {self.run.min_sites} site(s). {_why(last)}"
-            )
+            raise QuorumError(f"no round met the quorum of {self.run.min_sites} site(s)", last)
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that must not change when a run continues from a checkpoint."""
@@ -254,16 +259,18 @@ class Coordinator:
             "shape": self.feature_shape,
         }
 
-    def _plan_as(self, began: PrivacySettings) -> None:
-        """Plan the same releases as before, even if `sites` or `min-sites` has changed."""
-        if self.secure and began.secure_sites not in (0, self.secure.sites):
-            self.resize(began.secure_sites)
-        given, default = self._given_privacy, PrivacySettings()
-        open_ = [name for name in _PLANNED if getattr(given, name) == getattr(default, name)]
+    def _begun_with(self, identity: Mapping[str, Any]) -> int:
+        """Use the values that were planned when the run began, and return its number of sites."""
+        given, began = self._given_privacy, PrivacySettings.from_config(identity)
+        if given.privacy != "patient" or given.secure_sums != began.secure_sums:
+            return self.run.expected_sites
+        open_ = [name for name in _PLANNED if getattr(given, name) == getattr(PrivacySettings, name)]
         planned = {name: getattr(began, name) for name in open_}
-        if replace(self.privacy, **planned) != self.privacy:
-            self._given_privacy = replace(given, **planned)
-            self._plan()
+        if began.secure_sums:
+            planned["secure_sites"] = began.secure_sites
+            self.run = replace(self.run, sites=began.secure_sites)
+        self._given_privacy = replace(given, **planned)
+        return int(identity.get("sites", self.run.expected_sites))
 
     def _update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         self.rule.update(round_number, replies)
@@ -274,23 +281,9 @@ class Coordinator:
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         self.rule.restore(arrays)
 
-    def _open(self, folder: Path, *, resume: bool) -> None:
-        path = folder / CHECKPOINT
-        if not path.exists():
-            if resume:
-                raise StateError(f"{path}: no checkpoint to resume from")
-            return
-        checkpoint = Checkpoint.read(path)
-        stored, finished = checkpoint.identity, checkpoint.finished_rounds
-        if not resume:
-            if finished < stored["rounds"]:
-                raise StateError(
-                    f"{folder} holds an unfinished run (round {finished} of {stored['rounds']}): "
-                    "set resume = true to continue it, or choose another folder"
-                )
-            return
-        if self.rule.plan:
-            self._plan_as(PrivacySettings.from_config(stored))
+    def _go_on(self, checkpoint: Checkpoint, folder: Path) -> None:
+        """Continue a checkpoint's run. Refuse a run with other settings."""
+        path, stored = folder / CHECKPOINT, checkpoint.identity
         self.run = replace(self.run, job=self.run.job or stored["job"])
         expected = self._identity()
         if differing := [key for key in expected if expected[key] != stored.get(key)]:
@@ -303,6 +296,23 @@ class Coordinator:
         self._restore(checkpoint.arrays)
         write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
+
+
+def _begun_in(folder: Path, *, resume: bool) -> Checkpoint | None:
+    """Return the checkpoint to resume from. If `resume` is false, refuse an unfinished run."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        if resume:
+            raise StateError(f"{path}: no checkpoint to resume from")
+        return None
+    checkpoint = Checkpoint.read(path)
+    finished, rounds = checkpoint.finished_rounds, checkpoint.identity["rounds"]
+    if not resume and finished < rounds:
+        raise StateError(
+            f"{folder} holds an unfinished run (round {finished} of {rounds}): set resume = true "
+            "to continue it, or choose another folder"
+        )
+    return checkpoint if resume else None
 
 
 def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
@@ -329,8 +339,3 @@ def _distinct(
 def utc_now() -> str:
     """Return the current UTC time in ISO format, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _why(failures: Sequence[Failure]) -> str:
-    why = "; ".join(f"{f.who}: {f.reason}" for f in failures)
-    return f"Last: {why or 'no site answered'}"

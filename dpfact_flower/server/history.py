@@ -32,6 +32,9 @@ class Failure:
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", heard(self.reason))
 
+    def __str__(self) -> str:
+        return f"{self.who}: {self.reason}"
+
 
 class Arrival(NamedTuple):
     """A usable reply in an asynchronous run.

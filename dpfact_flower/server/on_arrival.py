@@ -136,7 +136,7 @@ class OnArrival(Coordinator):
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)
-        _logger.warning("round %d: %s: %s", self.current_round, failure.who, failure.reason)
+        _logger.warning("round %d: %s", self.current_round, failure)
         self._round.failures.append(failure)
 
     def count(self, *, bytes_down: int = 0, bytes_up: int = 0) -> None:

@@ -97,8 +97,8 @@ def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozen
             if leave_out
             else 'correct this, or set preflight = "leave-out" to begin without them'
         )
-        faults = "; ".join(readiness.message for readiness in faulty)
-        raise QuorumError(f"the run did not begin and nothing was charged: {faults}. {way}")
+        faults = [readiness.message for readiness in faulty]
+        raise QuorumError("the run did not begin and nothing was charged", faults, way)
     _logger.info("preflight: %d site(s) ready%s", ready, f", {len(faulty)} not" if faulty else "")
     return frozenset(readiness.node for readiness in faulty)
 

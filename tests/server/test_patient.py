@@ -142,7 +142,7 @@ def test_a_delta_too_large_for_the_cohort_is_said_before_the_start(caplog, delta
 def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, sites):
     server = go_to(make(privacy=privacy, min_sites=2), number - 1)
     before = server.rule.state()
-    says = rf"round {number}: {len(sites)} usable replies, the quorum is 2, .*Last: x: gone"
+    says = rf"round {number}: {len(sites)} usable replies, the quorum is 2, .*: x: gone\. Nothing"
     with pytest.raises(QuorumError, match=says):
         close(server, number, sites, [Failure("x", "gone")])
     assert server.finished_rounds == number - 1
@@ -180,14 +180,22 @@ def test_a_resumed_run_keeps_its_plan_when_other_sites_are_expected(tmp_path):
     many = {"privacy": replace(OPEN, patients=2_000), "sites": 60, "min_sites": 50}
     first, fewer = make(tmp_path, **many), {**many, "sites": 0, "min_sites": 2}
     first.begin()
-    with pytest.raises(QuorumError, match="or with a lower min-sites"):
+    with pytest.raises(QuorumError, match=r"build on this one\. .* or with a lower min-sites"):
         close(first, 1)
-    assert make(**fewer).privacy != first.privacy
+    assert make(**fewer).rule.plan.memory != first.rule.plan.memory
     again = make(tmp_path, resume=True, **fewer)
     assert again.privacy == first.privacy
-    assert go_to(again, 2).rule.plan.releases == first.rule.plan.releases
+    go_to(again, 2)
+    assert make(tmp_path, resume=True, **fewer).rule.plan == first.rule.plan
     with pytest.raises(StateError, match="start-share"):
         make(tmp_path, resume=True, **{**fewer, "privacy": replace(OPEN, start_share=0.5)})
+
+
+def test_a_resumed_secure_run_keeps_its_sites_when_fewer_are_expected(tmp_path):
+    first = make(tmp_path, privacy=replace(OPEN, secure_sums=True), sites=5)
+    first.begin()
+    again = make(tmp_path, resume=True, privacy=replace(OPEN, secure_sums=True), sites=2)
+    assert (again.rule.plan, again.run.sites) == (first.rule.plan, 5)
 
 
 @pytest.mark.slow
