@@ -85,7 +85,7 @@ class Coordinator:
         )
 
     def _plan(self, sites: int) -> None:
-        """Plan the run for `sites` sites, although another number may be expected on resume."""
+        """Plan the run for `sites` sites, even if another number is now expected."""
         self._planned_sites = sites
         run = replace(self.run, sites=sites, min_sites=min(self.run.min_sites, sites))
         self.rule = rule_for(self.feature_shape, self.solver, self._given_privacy, run)
@@ -262,10 +262,12 @@ class Coordinator:
     def _begun_with(self, identity: Mapping[str, Any]) -> int:
         """Use the values that were planned when the run began, and return its number of sites."""
         given, began = self._given_privacy, PrivacySettings.from_config(identity)
-        if given.privacy != "patient" or given.secure_sums != began.secure_sums:
+        if given.secure_sums != began.secure_sums:  # `_go_on` refuses the run
             return self.run.expected_sites
-        open_ = [name for name in _PLANNED if getattr(given, name) == getattr(PrivacySettings, name)]
-        planned = {name: getattr(began, name) for name in open_}
+        planned = {
+            name: getattr(began, name)
+            for name in _PLANNED if getattr(given, name) == getattr(PrivacySettings, name)
+        }  # fmt: skip
         if began.secure_sums:
             planned["secure_sites"] = began.secure_sites
             self.run = replace(self.run, sites=began.secure_sites)

@@ -176,17 +176,19 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
 # --- resuming
 
 
-def test_a_resumed_run_keeps_its_plan_when_other_sites_are_expected(tmp_path):
-    many = {"privacy": replace(OPEN, patients=2_000), "sites": 60, "min_sites": 50}
+@pytest.mark.parametrize("patients", [2_000, 20_000], ids=["rounds", "memory"])
+def test_a_resumed_run_keeps_its_plan_when_other_sites_are_expected(tmp_path, patients):
+    many = {"privacy": replace(OPEN, patients=patients), "sites": 60, "min_sites": 50}
     first, fewer = make(tmp_path, **many), {**many, "sites": 0, "min_sites": 2}
     first.begin()
     with pytest.raises(QuorumError, match=r"build on this one\. .* or with a lower min-sites"):
         close(first, 1)
-    assert make(**fewer).rule.plan.memory != first.rule.plan.memory
+    new, plan = make(**fewer).rule.plan, first.rule.plan
+    assert (new.settings, new.memory) != (plan.settings, plan.memory)
     again = make(tmp_path, resume=True, **fewer)
     assert again.privacy == first.privacy
     go_to(again, 2)
-    assert make(tmp_path, resume=True, **fewer).rule.plan == first.rule.plan
+    assert make(tmp_path, resume=True, **fewer).rule.plan == plan
     with pytest.raises(StateError, match="start-share"):
         make(tmp_path, resume=True, **{**fewer, "privacy": replace(OPEN, start_share=0.5)})
 
