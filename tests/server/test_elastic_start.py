@@ -213,23 +213,18 @@ def test_long_lists_are_counted_and_their_most_frequent_codes_paired(planted, lo
     assert [len(factor) for factor in server.request(3).anchors] == [20, 30]
 
 
-def test_a_start_on_long_lists_goes_on_from_its_checkpoint(planted, long_lists):
-    server = make()
-    begun(planted, server)
-    again = make()
-    again.rule.restore(server.rule.state())
-    assert again.rule.reply_shapes(2) == [(strict_size(40),)]
-    assert_bits(again.rule.selection, server.rule.selection)
-    begun(planted, server, 2)
-    again.rule.restore(server.rule.state())
-    assert again.rule.selection == ()
-    assert len(again.request(3).anchors) == 2
-
-
-def test_long_lists_need_their_quorum_in_both_rounds_of_the_start(planted, long_lists):
+def test_a_start_on_long_lists_needs_its_quorum_and_a_checkpoint_keeps_it(planted, long_lists):
     server = make()
     assert server.rule.needs_quorum(1)
     begun(planted, server)
     with pytest.raises(QuorumError, match="later rounds build on this one"):
         server.close_round(2, [], [])
+    again = make()
+    again.rule.restore(server.rule.state())
+    assert again.rule.reply_shapes(2) == [(strict_size(40),)]
+    assert_bits(again.rule.selection, server.rule.selection)
+    begun(planted, server, 2)
     assert not server.rule.needs_quorum(3)
+    again.rule.restore(server.rule.state())
+    assert again.rule.selection == ()
+    assert len(again.request(3).anchors) == 2

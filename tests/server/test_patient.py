@@ -193,13 +193,6 @@ def test_a_resumed_run_keeps_its_plan_when_other_sites_are_expected(tmp_path, pa
         make(tmp_path, resume=True, **{**fewer, "privacy": replace(OPEN, start_share=0.5)})
 
 
-def test_a_resumed_secure_run_keeps_its_sites_when_fewer_are_expected(tmp_path):
-    first = make(tmp_path, privacy=replace(OPEN, secure_sums=True), sites=5)
-    first.begin()
-    again = make(tmp_path, resume=True, privacy=replace(OPEN, secure_sums=True), sites=2)
-    assert (again.rule.plan, again.run.sites) == (first.rule.plan, 5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
 @pytest.mark.parametrize("split", [1, 2, 4])
