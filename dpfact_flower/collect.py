@@ -211,12 +211,12 @@ class RetryingGrid(Grid):
         began = time.monotonic()
         end = began + seconds
         exchange = Exchange(self, first.message_type, self._sent)
-        for message in messages:
-            flight = InFlight(message.content, first.group_id, began, end)
-            exchange.flights[message.metadata.dst_node_id] = flight
+        flights = exchange.flights
+        for each in messages:
+            node = each.metadata.dst_node_id
+            flights[node] = InFlight(each.content, first.group_id, began, end)
         exchange.push(messages)
         self._collect(exchange, end)
-        flights = exchange.flights
         answered = sum(flight.seconds < math.inf for flight in flights.values())
         extra = policy.grace if answered < policy.quorum else 0.0
         extra = extra or seconds * _EXTRA * policy.required

@@ -52,8 +52,6 @@ class ConnectedSites:
         self.names.registered = self.grid.registered
         return self.grid
 
-    # --- Before a round ---------------------------------------------------------------------------
-
     def wait(self, *, first: bool) -> list[int]:
         """Wait up to `wait-timeout` seconds for the quorum or, if `first`, all expected sites."""
         run = self._coordinator.run
@@ -100,8 +98,6 @@ class ConnectedSites:
             known = read_readiness(coordinator.run_dir)
             self.left_out |= {site.node for site in known if site.fault}
 
-    # --- A round ----------------------------------------------------------------------------------
-
     def begin(self, seconds: float) -> None:
         """Begin a round. Sites must answer within `seconds` or `timeout`, whichever is shorter."""
         self.sent.clear()
@@ -140,10 +136,8 @@ class ConnectedSites:
         # An error about a lost node comes from the SuperLink and has the SuperLink's node ID, so a
         # reply's own node ID is not used.
         node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self.sent}
-        received: dict[int, Message] = {}
-        for reply in replies:
-            if (number := reply.metadata.reply_to_message_id) in node_of:
-                received[node_of[number]] = reply
+        answered = ((reply.metadata.reply_to_message_id, reply) for reply in replies)
+        received = {node_of[number]: reply for number, reply in answered if number in node_of}
         self._received += received.values()
         return received
 

@@ -70,10 +70,7 @@ class LateError(DPFactError):
 
 
 class QuorumError(DPFactError, RuntimeError):
-    """Raised when a run cannot continue because too few sites have replied.
-
-    The message consists of `problem`, the sites' `reasons` and advice to the user.
-    """
+    """Raised when a run cannot continue because too few sites have replied (see `reasons`)."""
 
     code = "quorum"
 

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Unpack
 
-from flwr.common import (
-    EvaluateIns,
-    FitIns,
-    FitRes,
-    Parameters,
-    Scalar,
-    ndarrays_to_parameters,
-)
+from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar, ndarrays_to_parameters
 from flwr.server import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy

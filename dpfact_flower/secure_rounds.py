@@ -41,8 +41,7 @@ class SecureRounds:
 
     def _agree(self, number: int) -> None:
         """Collect the sites' public keys."""
-        coordinator = self._coordinator
-        least = max(coordinator.run.min_sites, LEAST_SITES)
+        coordinator, least = self._coordinator, max(self._coordinator.run.min_sites, LEAST_SITES)
         members: dict[str, Member] = {}
 
         def take(site: str, parts: Sequence[bytes]) -> None:
@@ -67,8 +66,7 @@ class SecureRounds:
             self._nodes = {site: self._nodes[site] for site in members}
         fault = f"in each of {MOST_ASKED} attempts, a site failed to send its key"
         if len(self._nodes) < least:
-            needed = f"{least} are needed (min-sites, and at least {LEAST_SITES})"
-            fault = f"{len(self._nodes)} sites can take part, but {needed}"
+            fault = f"{len(self._nodes)} sites are left, but min-sites or the sums need {least}"
         raise QuorumError(f"secure sums: {fault}; nothing was charged", self._failures())
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
@@ -111,7 +109,7 @@ class SecureRounds:
         secure_sum, request = self.current, self._coordinator.request(number)
         while True:
             self._take(secure_sum.names, replies, _VECTOR_PARTS, secure_sum.take_vector)
-            if secure_sum.complete or not secure_sum.may_go_on:
+            if not secure_sum.may_go_on:
                 break
             secure_sum.next_attempt()
             replies = self._sites.ask(self._attempt(secure_sum, request), charged=True)

@@ -261,13 +261,12 @@ class Coordinator:
 
     def _begun_with(self, identity: Mapping[str, Any]) -> int:
         """Use the values that were planned when the run began, and return its number of sites."""
-        given, began = self._given_privacy, PrivacySettings.from_config(identity)
+        given, default = self._given_privacy, PrivacySettings()
+        began = PrivacySettings.from_config(identity)
         if given.secure_sums != began.secure_sums:  # `_go_on` refuses the run
             return self.run.expected_sites
-        planned = {
-            name: getattr(began, name)
-            for name in _PLANNED if getattr(given, name) == getattr(PrivacySettings, name)
-        }  # fmt: skip
+        open_ = [name for name in _PLANNED if getattr(given, name) == getattr(default, name)]
+        planned = {name: getattr(began, name) for name in open_}
         if began.secure_sums:
             planned["secure_sites"] = began.secure_sites
             self.run = replace(self.run, sites=began.secure_sites)

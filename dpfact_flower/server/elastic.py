@@ -94,7 +94,7 @@ class ElasticRule(ServerRule):
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Compute initial factors from the replies, or pull the factors towards the sites' mean."""
         if self._started:
-            self._pull(replies, 1)
+            self._pull(replies)
         elif self._counts_codes:
             counts = [reply.arrays[0] for reply in replies]
             self.selection = kept_codes(counts, self._sizes, self._paired)
@@ -105,7 +105,7 @@ class ElasticRule(ServerRule):
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
         """In asynchronous runs, pull the factors towards the sites' mean, weighted by `shares`."""
-        self._pull(replies, len(replies), shares)
+        self._pull(replies, shares)
 
     def state(self) -> dict[str, Array]:
         """Return the arrays for a checkpoint."""
@@ -124,11 +124,11 @@ class ElasticRule(ServerRule):
         self._started = bool(arrays["started"])
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
-    def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
+    def _pull(self, replies: Sequence[SiteReply], shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        A round makes `parts` calls, which together move the factors as far as a single call would.
-        Each call covers the same fraction of the remaining distance.
+        In an asynchronous round, one call per reply moves the factors as far as one call with all
+        replies. Each call covers the same fraction of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -142,10 +142,10 @@ class ElasticRule(ServerRule):
             return
         # Limit the step to a stable value, because sites may have joined after the first round.
         step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
-        if parts > 1:
+        if len(shares) > 1:
             remaining = 1 - step * len(replies)
             remaining = remaining if remaining > _ROUNDING else 0.0  # T * (1 / T) need not be 1
-            step = (1 - remaining ** (1 / parts)) / len(replies)
+            step = (1 - remaining ** (1 / len(replies))) / len(replies)
         self.factors = elastic_average(self.factors, arrays, step, shares)
 
     @property

@@ -42,7 +42,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. `missed` lists rounds that had usable replies but missed the quorum."""
+    """The status of a run. `missed` lists rounds with usable replies but an unchanged model."""
 
     job: str
     privacy: str
