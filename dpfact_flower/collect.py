@@ -1,9 +1,9 @@
 """Send requests and preflight checks to sites, and repeat requests that were lost.
 
 A site may charge a release to its budget and then fail before it replies. If the server repeats the
-request, the site sends the recorded release without a second charge. If Flower reports a site as
-lost, the server therefore repeats the request. Flower may also lose a message without reporting an
-error. Halfway through the round, the server repeats the request to all sites that have not replied.
+request, the site sends the recorded release without a second charge. The server repeats a request
+if Flower reports the site as lost. Flower may also lose a message without reporting an error.
+Halfway through the round, the server repeats the request to all sites that have not replied.
 """
 
 import math
@@ -87,7 +87,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent now, for the first time or again.
 
-        After a `RoundFailedError`, repeat once, because the site may have recorded a release.
+        A request is repeated once after a `RoundFailedError`: the site may have recorded a release.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2

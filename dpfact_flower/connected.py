@@ -32,8 +32,8 @@ run within a minute. An executor that waits for parts of a message gives up two 
 class ConnectedSites:
     """A run's sites, and the messages of the current round.
 
-    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is the time limit of
-    any round in seconds. The current round's time limit, `seconds`, may be shorter.
+    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is the longest time
+    in seconds that a round may take. The current round's time limit, `seconds`, may be shorter.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:

@@ -99,7 +99,7 @@ class DPFact(Strategy):
         return ndarrays_to_parameters(list(self.coordinator.factors)), metrics
 
     def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Return no requests, because the sites do not evaluate the global model in rounds."""
+        """Return no requests, because there are no evaluation rounds."""
         return []
 
     def aggregate_evaluate(

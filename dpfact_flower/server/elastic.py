@@ -27,11 +27,11 @@ _LEAST = 1e-6
 class ElasticRule(ServerRule):
     """The server's rule for the DPFact paper's elastic averaging.
 
-    The initial factors are drawn at random from the public seed. A run in mode "none" may compute
-    the factors from co-occurrences instead (see `starts_from_cooccurrences`). With long code lists,
-    this takes two rounds: one for code counts, and one for co-occurrences of the most frequent
-    codes. In later rounds, a site's co-occurrences also determine the weight of the site's factors.
-    A subclass that overrides `update` always starts from random factors.
+    The initial factors are drawn at random from the public seed. A run in mode "none" may instead
+    start from co-occurrences (see `starts_from_cooccurrences`). With long code lists, such a start
+    takes two rounds: one for code counts, and one for co-occurrences of the most frequent codes. In
+    later rounds, a site's co-occurrences also determine the weight of the site's factors. A
+    subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -236,7 +236,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Return `anchors`, moved towards each reply by `step` times the reply's difference.
+    """Return `anchors` plus `step` times the sum of the replies' differences from `anchors`.
 
     If `step` is eta * gamma, the result is the DPFact paper's update. Replies must be sorted by
     site, because the order affects floating-point sums. `shares` are the sites' relative weights.

@@ -57,7 +57,7 @@ class ServerRule(ABC):
         """Return the events for which a site is charged if the site answers a round."""
 
     def check_sites(self, sites: int) -> None:  # noqa: B027 - most rules suit any number
-        """Check whether `sites` sites suit the run. If not, log warnings or refuse the run."""
+        """Log warnings or raise an error if `sites` sites do not suit the run."""
 
     @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:
