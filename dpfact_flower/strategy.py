@@ -118,10 +118,12 @@ class DPFact(TrainOnlyStrategy):
 
     def summary(self) -> None:
         """Log the run's settings."""
-        run = self.coordinator.run
+        it, run = self.coordinator, self.coordinator.run
         log(
-            INFO, "\t%s; quorum: %d site(s), %g s a round; job: %s", self.coordinator,
-            run.min_sites, run.round_timeout, run.job,
+            INFO, "\t%s codes, %d phenotypes, privacy %r, %d of %d rounds; quorum: %d site(s), "
+            "%g s a round; job: %s", "x".join(map(str, it.feature_shape)), it.solver.rank,
+            it.privacy.privacy, it.finished_rounds, it.rounds, run.min_sites, run.round_timeout,
+            run.job,
         )  # fmt: skip
 
     def configure_train(

@@ -59,8 +59,8 @@ class Coordinator:
         self.solver = privacy.resolved(solver)
         self._given_privacy = privacy
         self.run_dir = None if run_dir is None else Path(run_dir)
-        begun = _begun_in(self.run_dir, resume=resume) if self.run_dir is not None else None
-        self._plan(self._begun_with(begun.identity) if begun else self.run.expected_sites)
+        found = None if self.run_dir is None else _checkpoint_in(self.run_dir, resume=resume)
+        self._plan(self._as_begun(found.identity) if found else self.run.expected_sites)
         self.vocabulary = vocabulary if isinstance(vocabulary, str) else joint_digest(vocabulary)
         if not self.vocabulary and privacy.privacy == "patient":
             _logger.warning("vocabulary: not given, so sites with other code lists can take part "
@@ -72,17 +72,10 @@ class Coordinator:
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
-            if begun:
-                self._go_on(begun, self.run_dir)
+            if found:
+                self._continue(found, self.run_dir)
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
-
-    def __str__(self) -> str:
-        codes = "x".join(map(str, self.feature_shape))
-        return (
-            f"{codes} codes, {self.solver.rank} phenotypes, privacy {self.privacy.privacy!r}, "
-            f"{self.finished_rounds} of {self.rounds} rounds"
-        )
 
     def _plan(self, sites: int) -> None:
         """Plan the run for `sites` sites, even if another number is now expected."""
@@ -259,11 +252,11 @@ class Coordinator:
             "shape": self.feature_shape,
         }
 
-    def _begun_with(self, identity: Mapping[str, Any]) -> int:
+    def _as_begun(self, identity: Mapping[str, Any]) -> int:
         """Use the values that were planned when the run began, and return its number of sites."""
         given, default = self._given_privacy, PrivacySettings()
         began = PrivacySettings.from_config(identity)
-        if given.secure_sums != began.secure_sums:  # `_go_on` refuses the run
+        if given.secure_sums != began.secure_sums:  # `_continue` refuses the run
             return self.run.expected_sites
         open_ = [name for name in _PLANNED if getattr(given, name) == getattr(default, name)]
         planned = {name: getattr(began, name) for name in open_}
@@ -282,7 +275,7 @@ class Coordinator:
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         self.rule.restore(arrays)
 
-    def _go_on(self, checkpoint: Checkpoint, folder: Path) -> None:
+    def _continue(self, checkpoint: Checkpoint, folder: Path) -> None:
         """Continue a checkpoint's run. Refuse a run with other settings."""
         path, stored = folder / CHECKPOINT, checkpoint.identity
         self.run = replace(self.run, job=self.run.job or stored["job"])
@@ -299,7 +292,7 @@ class Coordinator:
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
 
 
-def _begun_in(folder: Path, *, resume: bool) -> Checkpoint | None:
+def _checkpoint_in(folder: Path, *, resume: bool) -> Checkpoint | None:
     """Return the checkpoint to resume from. If `resume` is false, refuse an unfinished run."""
     path = folder / CHECKPOINT
     if not path.exists():
