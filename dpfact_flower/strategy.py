@@ -63,7 +63,7 @@ class DPFact(TrainOnlyStrategy):
         self.coordinator = kind(feature_shape, **options)
         self._finished_before = self.coordinator.finished_rounds
         self._sites = ConnectedSites(self.coordinator)
-        secure = self.coordinator.secure is not None
+        secure = self.coordinator.secure
         self._secure = SecureRounds(self.coordinator, self._sites) if secure else None
 
     def start(

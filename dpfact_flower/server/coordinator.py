@@ -26,7 +26,7 @@ _Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 _MAY_CHANGE = ("sites", "min-sites", "round-timeout", "wait-timeout", "grace", "preflight")
 """Run settings that may change on resume."""
 _PLANNED = ("start_share", "refine_rounds", "bound")
-"""Privacy settings that patient mode plans, from the expected number of sites among others."""
+"""Privacy settings that patient mode plans if not set. A resumed run keeps their values."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -199,31 +199,37 @@ class Coordinator:
         unique, failed = _distinct(replies, failures)
         for failure in failed:
             _logger.warning("round %d: %s", round_number, failure)
-        sites, statistics = tuple(reply.site for reply in unique), unique if sums is None else sums
+        sites = tuple(reply.site for reply in unique)
+        statistics = unique if sums is None else sums
         enough = len(unique) >= self.run.min_sites and bool(statistics)
-        short = f"{len(unique)} usable replies, the quorum is {self.run.min_sites}"
-        advice = "once the sites are back, or with a lower min-sites"
-        if sums is not None and not sums:
-            short = f"no sum of the {len(unique)} sites that answered"
-            advice = "once the sites are back"
         record = RoundRecord(
             round_number, sites, tuple(failed), enough, bytes_down, bytes_up, seconds, utc_now(),
             quorum_seconds if enough else 0.0, dropped=tuple(sorted({*charged}.difference(sites))),
         )  # fmt: skip
         if enough:
             self._update(round_number, statistics)
-        elif self.rule.needs_quorum(round_number):
-            if self.run_dir is not None:  # the history helps users find the cause
-                write_history(self.run_dir, [*self.records, record], durable=self.durable)
-            raise QuorumError(
-                f"round {round_number}: {short}, and later rounds build on this one", failed,
-                f"Nothing that was charged is lost: continue with resume = true {advice}",
-            )  # fmt: skip
         else:
-            _logger.warning("round %d: %s: the global model is unchanged", round_number, short)
+            self._check_may_miss(record, sum_failed=sums is not None and not sums)
         self.records.append(record)
         self.save()
         return record
+
+    def _check_may_miss(self, record: RoundRecord, *, sum_failed: bool) -> None:
+        """Raise a `QuorumError` if later rounds need the result of a round that has none."""
+        short = f"{len(record.sites)} usable replies, the quorum is {self.run.min_sites}"
+        advice = "once the sites are back, or with a lower min-sites"
+        if sum_failed:
+            short = f"no sum of the {len(record.sites)} sites that answered"
+            advice = "once the sites are back"
+        if not self.rule.needs_quorum(record.round):
+            _logger.warning("round %d: %s: the global model is unchanged", record.round, short)
+            return
+        if self.run_dir is not None:  # the history helps users find the cause
+            write_history(self.run_dir, [*self.records, record], durable=self.durable)
+        raise QuorumError(
+            f"round {record.round}: {short}, and later rounds build on this one", record.failures,
+            f"Nothing that was charged is lost: continue with resume = true {advice}",
+        )  # fmt: skip
 
     def save(self) -> None:
         """Write the checkpoint and the history."""

@@ -60,8 +60,7 @@ class ElasticRule(ServerRule):
                 raise SettingsError("aggregation: a rule with its own update method needs 'sync'")
             self._started = True
         self._usage: dict[str, Floats] = {}
-        self._solver = solver
-        self._run = run
+        self._solver, self._run = solver, run
 
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple if no factors have been computed yet."""

@@ -226,8 +226,7 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
         self._version = saved["version"]
-        self._round = parse_as(_OpenRound, saved["open"])
-        self._round.began = 0.0  # by this process's clock
+        self._round = replace(parse_as(_OpenRound, saved["open"]), began=0.0)  # a new clock
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None
