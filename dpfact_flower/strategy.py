@@ -118,13 +118,13 @@ class DPFact(TrainOnlyStrategy):
 
     def summary(self) -> None:
         """Log the run's settings."""
-        it, run = self.coordinator, self.coordinator.run
+        coordinator, run = self.coordinator, self.coordinator.run
         log(
-            INFO, "\t%s codes, %d phenotypes, privacy %r, %d of %d rounds; quorum: %d site(s), "
-            "%g s a round; job: %s", "x".join(map(str, it.feature_shape)), it.solver.rank,
-            it.privacy.privacy, it.finished_rounds, it.rounds, run.min_sites, run.round_timeout,
-            run.job,
+            INFO, "\t%s codes, %d phenotypes, privacy %r, %d of %d rounds",
+            "x".join(map(str, coordinator.feature_shape)), coordinator.solver.rank,
+            coordinator.privacy.privacy, coordinator.finished_rounds, coordinator.rounds,
         )  # fmt: skip
+        log(INFO, "\tmin-sites %d, %g s a round, job %s", run.min_sites, run.round_timeout, run.job)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -6,10 +6,10 @@ Each method fits one model and has one row. LDA, NMF and spectral LDA use pooled
 set of each patient's codes. All others fit combinations of codes. `simulation.studies.real_data`
 defines the share of the fit and the factor match. A method's topics serve as factors. The AUC for
 death uses the fourth roots of memberships. If a method has no memberships, they are fitted to its
-factors. Coherence is the mean NPMI over pairs of a phenotype's leading codes, in the same patients.
-With --half tune or report, it is also measured in the other half's patients, which no fit has seen.
-Seconds are for the fit alone, on one core. The script writes table.json, table.csv and table.md
-after each method. When rerun, it continues after the last finished method.
+factors. Coherence is the mean NPMI over pairs of a phenotype's leading codes, in the same patients
+(not shuffled). With --half tune or report, it is also measured in the other half's patients, which
+no fit has seen. Seconds are for the fit alone, on one core. The script writes table.json, table.csv
+and table.md after each method. When rerun, it continues after the last finished method.
 """
 
 import argparse
