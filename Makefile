@@ -90,10 +90,11 @@ bench: $(VENV)/.installed
 	$(BOUND) $(BIN)/python -m benchmarks $(if $(QUICK),--scale quick)
 
 # The paper's evaluation. QUICK=1: minutes, into runs/paper-quick. THOROUGH=1: most of a day, into
-# runs/paper-thorough. Without: under an hour, and the page of docs/. JOBS=2: two fits at a time.
+# runs/paper-thorough. Without: under an hour, and the page of docs/ (which has STARTS=3: four hours).
+# JOBS=2: two fits at a time.
 # Interrupted, it goes on where it was.
 paper: $(VENV)/.installed
-	$(BOUND) $(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) \
+	$(BOUND) $(BIN)/python -m simulation.paper --processes $(or $(JOBS),1) --starts $(or $(STARTS),1) \
 		$(if $(QUICK),--quick,$(if $(THOROUGH),--thorough,--page docs/evaluation.md))
 
 # The very versions that the tests ran with, for whom newer ones break something.

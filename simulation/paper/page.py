@@ -133,7 +133,7 @@ def _verdicts(sections: Sequence[Section]) -> list[Verdict]:
 
 
 def _made(plan: Plan, state: State, files: str) -> list[str]:
-    made = _MADE_BY.get(plan.name, plan.name)
+    made = _MADE_BY.get(plan.name, plan.name) + f" STARTS={plan.starts}" * (plan.starts > 1)
     lines = [
         "## How this page was made", "",
         f"`{made}` wrote this page and its CSV files from {state.finished} fits, "
