@@ -2,7 +2,7 @@
 
 The server draws fresh noise that is as strong as the noise in the sum of the sites' releases. The
 sum plus the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise.
-Models fitted to the two halves share only structure in patients' data. A phenotype in most of the
+A phenotype found in both halves is therefore due to the patients' data. A phenotype in most of the
 fitted models probably exists in other patients too (docs/explanation/certainty.md).
 """
 
@@ -23,7 +23,7 @@ from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.cp import alike, chance_cosines, match_columns
 
 SPLITS = 6
-"""Number of times that the noise z is drawn (see `halves`)."""
+"""Number of times that fresh noise is drawn (see `halves`)."""
 _SURROGATES = 10_000
 """Number of surrogate patients drawn for each of the `halves`."""
 _MOST_CELLS = 16.0
@@ -56,10 +56,10 @@ def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> li
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """For each of `SPLITS` draws of noise z, yield the releases' sum plus z and the sum minus z.
+    """Yield the releases' sum plus fresh noise, and the sum minus the same noise, `SPLITS` times.
 
-    The noise in each value of the releases' sum has standard deviation `noise`. Adding fresh noise
-    multiplies the standard deviation by sqrt(2), and `matrices_of` divides all values by sqrt(2).
+    In the releases' sum, the noise of each value has standard deviation `noise`. The noise in each
+    half has the same standard deviation, because `matrices_of` divides all values by sqrt(2).
     """
     total = summed(releases)
     for _ in range(SPLITS):
@@ -130,8 +130,8 @@ def _similarities(factors: Factors, fits: Factors) -> Floats:
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     """Return the number (at least 1) of distinct phenotypes that probably exist in other patients.
 
-    For the arguments, see `false_discovery`. If `cells` exceeds `_MANY_CELLS`, similar phenotypes
-    (see `alike`) count as one.
+    For the arguments, see `false_discovery`. If `cells` exceeds `_MANY_CELLS`, phenotypes that are
+    `alike` count as one.
     """
     with one_blas_thread:
         real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
@@ -144,7 +144,7 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
 
     See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The
     probability is at least one half if a phenotype's codes may be merely frequent (see `_CLEAR`).
-    If `cells` exceeds `_MANY_CELLS`, similar phenotypes (see `alike`) have a probability >= 0.5.
+    If `cells` exceeds `_MANY_CELLS`, the same limit holds for phenotypes that are `alike`.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)
@@ -162,7 +162,7 @@ def _chance(factors: Factors, fits: Factors) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Increase all chances if many phenotypes seem to be absent, as in Saerens et al. (2002)."""
+    """Raise all chances of absence if many phenotypes seem to be absent (Saerens et al., 2002)."""
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
     for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)

@@ -1,7 +1,8 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
-The forecast is the chance that all models of a real cohort beat every model of shuffled patients in
-the test of docs/results.md. This chance depends only on the run's strength (see `chance_of`).
+The test of docs/results.md compares models of a real cohort with models of shuffled patients. The
+forecast is the chance that all models of the real cohort beat every model of shuffled patients.
+This chance depends only on the run's strength (see `chance_of`).
 """
 
 import math
@@ -45,7 +46,7 @@ class Lever(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Text of `good`, rounded up to two digits (exact for ranks and numbers of codes)."""
+        """The value of `good` as text: exact for ranks and codes, else rounded up to two digits."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -121,8 +122,8 @@ def needs_of(plan: PatientPlan) -> Needs:
 def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    A run's strength is proportional to the number of patients and to mu of Gaussian differential
-    privacy. Doubling the rank or the number of codes divides the strength by sqrt(2).
+    A run's strength is proportional to the number of patients, and to the parameter mu of Gaussian
+    differential privacy. Doubling the rank or the number of codes divides the strength by sqrt(2).
     """
     facts, lacking = plan.facts, GOOD_STRENGTH / strength
     epsilon, delta = plan.settings.epsilon, plan.settings.delta

@@ -1,9 +1,9 @@
 """Fit all sites' co-occurrences at once, by least squares.
 
-The fit to site t's matrix P_t of noisy co-occurrences is ``F diag(d_t) F^T``. The matrix F >= 0
-stacks all modes' feature factors, and d_t >= 0 is site t's usage (weight) of each column of F.
-Diagonals are not released and not fitted. Exact coordinate descent updates F row by row, and then
-the usages. Products of matrices and F are slow, so the products are updated once per `_BLOCK` rows.
+Site t releases a matrix P_t of noisy co-occurrences, and ``F diag(d_t) F^T`` is fitted to P_t. The
+matrix F >= 0 stacks all modes' feature factors, and d_t >= 0 is site t's usage (weight) of each
+column of F. Diagonals are not released and not fitted. Exact coordinate descent updates F row by
+row, and then the usages. The product ``P_t F`` is slow, so it is updated once per `_BLOCK` rows.
 """
 
 import math
@@ -72,9 +72,9 @@ def fit_pairs(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code improves the fit by more than noise would, if each
-    co-occurrence had noise of standard deviation `threshold`. The fit ends early if a step changes
-    the value of `explained` by less than the fraction `settled`.
+    A code stays in a factor only if the code improves the fit more than noise of standard deviation
+    `threshold` would. The fit ends early if a step changes the value of `explained` by less than
+    the fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -141,7 +141,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Sum a row of the sites' products, with `change` added and usages as weights, to `out`."""
+    """Write a row of the products to `out`: updated by `change`, and summed over the sites."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

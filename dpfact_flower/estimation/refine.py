@@ -2,7 +2,7 @@
 
 Each site releases two matrices, M and G, with added noise. M is the MTTKRP: the product of the
 site's data and the factors of all modes except the refined mode. G is the Gram matrix of the
-patient factor. In M and G, each patient has a weight. From the matrices M and G, the server
+patient factor. Both matrices are weighted sums over patients. From the two matrices, the server
 computes how the site's squared error depends on the refined factor. Refinement minimises all sites'
 total squared error, and spends no privacy budget.
 
@@ -37,8 +37,7 @@ class Quadratic(NamedTuple):
     """The convex objective that `_passes` minimises over all non-negative factors.
 
     The matrices `curvature` and `target` define a squared error. For each column, `pull` is the
-    weight of the elastic term toward the same column of `previous`, and `shrink` is the l1
-    penalty's weight.
+    weight of an elastic term toward `previous`, and `shrink` is the weight of an l1 penalty.
     """
 
     target: Floats
@@ -49,7 +48,7 @@ class Quadratic(NamedTuple):
 
 
 def m_and_g(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Split a release into two matrices: M, stored by rows, and G, stored as an upper triangle."""
+    """Split a release into the matrix M (stored by rows) and the matrix G (an upper triangle)."""
     vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
@@ -73,9 +72,9 @@ def refine_factor(
     """Update a mode's global factor from all sites' releases. The new factor's columns have norm 1.
 
     The sites computed `releases` from `factors`, and added noise of standard deviation `sigma`.
-    `shrink` is the soft threshold, divided by the standard deviation of the noise in the sum over
-    sites. `tau` is the number of passes over the columns. The elastic term of a phenotype has the
-    weight `pull` times the phenotype's total usage. Columns that would become zero stay unchanged.
+    `shrink` is the soft threshold, in standard deviations of the noise in the sum over sites. `tau`
+    is the number of passes over the columns. A phenotype's elastic term has the weight `pull` times
+    the phenotype's total usage, plus `_FLOOR`. Columns that would become zero stay unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -94,7 +93,7 @@ def pooled(
 
     A site's residual is the released matrix M minus the M that the previous factor predicts. The
     target is the sum of the predictions for all sites, plus a weighted sum of the residuals (see
-    `site_weights`). For each phenotype, the weighted sum is scaled up, as if all weights were 1.
+    `site_weights`). Each phenotype's weighted sum is scaled up to compensate for weights below 1.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape

@@ -3,9 +3,9 @@
 All sites' co-occurrence matrices are fitted jointly (`pair_fit`). Because the problem is not
 convex, the server compares several candidates. A *random* candidate is first fitted to the sum of
 the sites' matrices and then to the separate matrices. To make the *grown* candidate, the server
-repeatedly adds the factors that explain most of the residual. The server fits candidates to one
-copy of the releases with added noise, and compares candidates on another copy with independent
-noise (docs/explanation/start.md).
+repeatedly adds the factors that explain most of the residual. Fresh noise makes two copies of the
+releases, whose noise is independent. Candidates are fitted to one copy and compared on the other
+(docs/explanation/start.md).
 """
 
 import logging
@@ -66,8 +66,8 @@ class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
     `stacked` contains the factors before scaling. Off the diagonal, site t's co-occurrence matrix
-    is about ``stacked diag(usage[t]) stacked.T``. If there are more than `MOST_SEPARATE` sites, t
-    is a group of sites.
+    is about ``stacked diag(usage[t]) stacked.T``. With more than `MOST_SEPARATE` sites, each row of
+    `usage` belongs to a group of sites.
     """
 
     factors: Factors
@@ -129,7 +129,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Return the candidate that, fitted to one noisy copy of `packed`, best fits another copy."""
+    """Fit candidates to one noisy copy of `packed`. Return the best candidate on another copy."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
@@ -182,7 +182,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Return the model `fitted`, with all-zero factors replaced by the same factors of `before`."""
+    """Replace the all-zero factors of `fitted` by the same factors of `before`."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
@@ -206,7 +206,7 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors that explain the residual. Return None if fewer than `rank` factors are found."""
+    """Build a model factor by factor. Return None if fewer than `rank` factors are found."""
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
     threshold = _GROWTH_THRESHOLD * noise

@@ -1,8 +1,8 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
-If patients have few codes, a fit to co-occurrences finds other factors than a fit to the patients'
-data. Refinement could correct the factors, but only in dozens of rounds, each with a privacy cost.
-A fit to surrogate patients corrects the factors at no privacy cost (docs/explanation/start.md). A
+If patients have few codes, a fit to co-occurrences and a fit to patients find different factors.
+Refinement could correct the factors, but only in dozens of rounds, each with a privacy cost. A fit
+to surrogate patients corrects the factors at no privacy cost (docs/explanation/start.md). A
 surrogate patient has a typical number of codes in each mode. The probability of drawing a code
 depends on the codes already drawn (naive Bayes). The more codes a typical patient has, the more
 often a code is drawn by frequency alone.
@@ -41,10 +41,11 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float,
     rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw surrogate patients. Return None for too many codes per patient, one mode or no cells.
+    """Draw surrogate patients, or return None if a fit to surrogate patients would not help.
 
-    `start` was computed from `releases`. Each released value has noise of standard deviation
-    `sigma`. If `any_cells` is true, the number of codes has no limit.
+    None is returned if patients have too many codes (unless `any_cells` is true), if there is only
+    one mode, or if no cell was drawn. `start` was computed from `releases`. Each released value has
+    noise of standard deviation `sigma`.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
@@ -64,7 +65,7 @@ def surrogates_of(
 
 
 def likely_pairs(total: Array, model: Array, noise: float) -> Array:
-    """Return a model's co-occurrences plus soft-thresholded residuals, with a zero diagonal."""
+    """Add soft-thresholded residuals to a model's co-occurrences, and set the diagonal to zero."""
     rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -101,13 +102,12 @@ def surrogate_patients(
 def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0) -> list[float]:
     """Estimate each mode's mean number of codes per patient from the co-occurrences `total`.
 
-    The more codes patients have in a mode, the larger is the sum of co-occurrences within the mode,
-    relative to the sum of co-occurrences with other modes. If every patient has k codes in one
-    mode, m codes in another mode and a cell for each combination of codes, then the sum is
-    proportional to ``sqrt(k (k - 1) / 2)`` within the first mode, and to ``CROSS sqrt(k m)``
-    between the two modes. Estimates range from 1 to `_MOST_CODES`. If `raised` is the standard
-    deviation of each entry's noise, the result is an upper estimate: every sum is shifted by one
-    standard deviation of its noise.
+    The sum of co-occurrences within a mode is compared with the sums between this mode and other
+    modes. Suppose that every patient has k codes in one mode, m codes in another mode, and a cell
+    for each combination. Then the sum is proportional to ``sqrt(k (k - 1) / 2)`` within the first
+    mode, and to ``CROSS sqrt(k m)`` between the modes. Estimates range from 1 to `_MOST_CODES`. For
+    an upper estimate, pass the standard deviation of an entry's noise as `raised`. Every sum is
+    then shifted by one standard deviation of the sum's noise.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -126,7 +126,7 @@ def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return codes' frequencies, and the probability of each row's code given a column's code."""
+    """Return each code's frequency, and the probability of a row's code given a column's code."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

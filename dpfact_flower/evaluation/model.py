@@ -181,8 +181,8 @@ class GlobalModel:
         """Return the scores of a site's patients, who need not have taken part in the run.
 
         To fit the phenotypes themselves to a site, use ``dpfact site refit``. A site's code lists
-        may be in any order, may contain other codes, and may lack some, but not all, of the model's
-        codes. Codes missing from the lists count as absent from all records, and lower the scores.
+        may be in any order and may contain other codes. Each list must contain some of the model's
+        codes. Missing codes count as absent from all records, and lower the scores.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -199,7 +199,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model of the site's scores, and of feature factors with columns of norm 1."""
+        """Return a CP model: the site's scores, and feature factors with columns of norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 

@@ -121,7 +121,7 @@ def _reveals_outside(
 ) -> NDArray[np.bool_]:
     """Return whether readers could tell that few patients without a phenotype have or lack a code.
 
-    `carriers`, `owners` and `inside` count the patients with code, with phenotype, and with both.
+    `carriers` have the code, `owners` have the phenotype, and `inside` counts those with both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL

@@ -2,8 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 contains the patients' scores. No privacy guarantee covers a review's files, so the files must stay
-at the hospital. The run folder receives the review's decision and the phenotype's name. For ten or
-more charts, it also receives the number of charts and the rounded share of confirmed charts.
+at the hospital. The run folder receives the review's decision and the phenotype's name. After ten
+or more charts, it also receives their number and the rounded share of confirmed charts.
 """
 
 import csv
@@ -86,7 +86,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Rounded share of confirmed charts and number of charts (both None if under ten)."""
+        """The rounded share of confirmed charts, and the number of charts. None for under ten."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -264,7 +264,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """For each line except blank lines and notes, yield the location (file and line) and cells.
+    """Yield the location and the cells of each line, except of blank lines and notes.
 
     Detect the file's separator and encoding. Raise an error if two lines have the same first cell.
     """

@@ -139,9 +139,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """A chart review's decision about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    `charts` counts the charts of patients with the highest scores, and `confirmed` is the rounded
-    share of charts that confirm the phenotype. `near_charts` and `near_confirmed` are `charts` and
-    `confirmed` for scores near the threshold. Values from fewer than ten charts are None.
+    `charts` counts the charts of patients with the highest scores. `confirmed` is the rounded share
+    of these charts that confirm the phenotype. `near_charts` and `near_confirmed` are the same
+    numbers for scores near the threshold. Values from fewer than ten charts are None.
     """
 
     verdict: Literal["keep", "drop"]

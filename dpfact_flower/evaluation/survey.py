@@ -1,9 +1,9 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are the model's phenotypes. To make up an item, one leading code of a phenotype,
-or all its codes of the last mode, are replaced with codes from another phenotype. The key file
-lists the real items, so nobody should read the key file before the survey ends. A survey reveals no
-more about patients than the model does.
+Half of the items are the model's phenotypes. In a made-up item, one leading code of a phenotype, or
+all its codes of the last mode, come from another phenotype. The key file lists the real items, so
+nobody should read the key file before the survey ends. A survey reveals no more about patients than
+the model does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,9 +1,9 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is None if there are no patients. A word replaces a share that would reveal a
-count below ten. ``<10`` means fewer than ten patients. ``most`` means all patients but at most
-nine, in a group of fewer than 100 patients. ``nearly all`` means all patients but at most nine, in
-a group of 100 or more patients. ``hidden`` means that the share would reveal a count below ten.
+count below ten. ``<10`` means fewer than ten patients. ``nearly all`` means that fewer than ten
+patients of a group are missing. ``most`` means the same for a group of fewer than 100 patients.
+``hidden`` means that the share would reveal a count below ten.
 """
 
 from collections.abc import Sequence
@@ -109,9 +109,9 @@ class SharedPhenotypes:
 class Pair:
     """A run's phenotype, the matched phenotype of another run, and their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is the `match` if each
-    cosine similarity is 0.85. `chance` is the 95th percentile of the `match` with artificial
-    phenotypes, which combine modes of different phenotypes of the other run.
+    `match` is the product of the cosine similarities in all modes. `fair` is the `match` of
+    phenotypes whose cosine similarities are all 0.85. `chance` is the 95th percentile of the
+    `match` with artificial phenotypes, which combine modes of different phenotypes of that run.
     """
 
     number: int
@@ -154,5 +154,5 @@ class Replication:
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return phenotype `number`'s pair in each replication. Without a partner, `match` is 0."""
+    """Return phenotype `number`'s pair in each replication. A missing pair has a `match` of 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
