@@ -184,7 +184,8 @@ def _sentence(
 def _way(lever: Lever, facts: Facts) -> str:
     """Describe the change that would make the verdict good, or return "" if no change would."""
     if lever.name == "rank":
-        return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
+        fewer = "fewer phenotypes" if facts.rank > 1 else ""
+        return f"rank = {lever.good:.0f}" if lever.good >= 2 else fewer
     if lever.name == "codes" and lever.good > 0:
         return f"codes = {_fewer(facts.sizes, int(lever.good))}"
     if lever.name == "epsilon" and lever.good > 0:
