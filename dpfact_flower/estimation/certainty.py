@@ -2,7 +2,7 @@
 
 The server draws fresh noise that is as strong as the noise in the sum of the sites' releases. The
 sum plus the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise.
-A phenotype found in both halves is therefore due to the patients' data. A phenotype in most of the
+A phenotype found in both halves is therefore unlikely to be noise. A phenotype in most of the
 fitted models probably exists in other patients too (docs/explanation/certainty.md).
 """
 
@@ -120,6 +120,7 @@ def mean_similarity(factors: Factors, fits: Factors) -> Floats:
 
 
 def _similarities(factors: Factors, fits: Factors) -> Floats:
+    """Return the similarity of each phenotype (in columns) to its match in each of `fits`."""
     similarities = np.zeros((len(fits[0]), factors[0].shape[1]))
     for row, *fitted in zip(similarities, *fits, strict=True):
         match = match_columns(factors, fitted)
@@ -134,7 +135,7 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     `alike` count as one.
     """
     with one_blas_thread:
-        real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
+        real = np.flatnonzero(_chance(mean_similarity(factors, fits)) <= _EVEN)
         same = alike(factors)[np.ix_(real, real)] & (cells > _MANY_CELLS)
     return max(1, int(connected_components(same, directed=False)[0]))
 
@@ -147,18 +148,19 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     If `cells` exceeds `_MANY_CELLS`, the same limit holds for phenotypes that are `alike`.
     """
     with one_blas_thread:  # sums must not depend on the machine
-        chance = _chance(factors, fits)
+        similarities = _similarities(factors, fits)
+        chance = _chance(similarities.mean(axis=0))
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
         chance[doubted] = np.maximum(chance[doubted], _EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
         by_chance = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
-        is_clear = (_similarities(factors, fits) > by_chance).mean(axis=0) >= _CLEAR
+        is_clear = (similarities > by_chance).mean(axis=0) >= _CLEAR
         least = np.where(is_clear, 0.0, _EVEN)
     return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 
 
-def _chance(factors: Factors, fits: Factors) -> Floats:
-    return np.asarray(1 / (1 + np.exp(_SLOPE * mean_similarity(factors, fits) - _OFFSET)))
+def _chance(similarity: Floats) -> Floats:
+    return np.asarray(1 / (1 + np.exp(_SLOPE * similarity - _OFFSET)))
 
 
 def _for_share(chance: Floats) -> Floats:
