@@ -20,6 +20,7 @@ from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.summary import SiteSpending, Summary
+from dpfact_flower.evaluation.survey import FEWEST
 from dpfact_flower.evaluation.tables import pairs_of
 from dpfact_flower.privacy.guarantee import delta_warning
 from dpfact_flower.privacy.release import about_rows
@@ -87,6 +88,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "uninformative": uninformative,
         "clinical": () if uninformative else clinical_measures(model),
         "draws": DRAWS,
+        "fewest_items": FEWEST,
         "guarantees": _guarantees(summary),
         "delta_warning": delta_warning,
         "records": records,

@@ -1,7 +1,7 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
 Half of the items are the model's phenotypes. In a made-up item, one leading code of a phenotype, or
-all its codes of the last mode, come from another phenotype. The key file lists the real items, so
+all its codes of one mode, come from another phenotype. The key file lists the real items, so
 nobody should read the key file before the survey ends. A survey reveals no more about patients than
 the model does.
 """
@@ -25,7 +25,7 @@ from dpfact_flower.evaluation.run_folder import write_json
 COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
-_FEWEST = 8
+FEWEST = 8
 """Minimum number of items, which gives two made-up items of each kind."""
 Kind = Literal["real", "other mode", "other code"]
 _WORDS: Mapping[str, str] = {
@@ -146,15 +146,17 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
         for number, by_mode in model.codes_by_mode().items()
         if all(by_mode.values())
     }
-    if most < _FEWEST:
-        raise SettingsError(f"--items: must be {_FEWEST} or more, got {most}")
-    if len(lists) < _FEWEST:
-        raise DataError(f"survey: needs {_FEWEST} phenotypes with codes, not {len(lists)}")
+    if most < FEWEST:
+        raise SettingsError(f"--items: must be {FEWEST} or more, got {most}")
+    if len(lists) < FEWEST:
+        raise DataError(f"survey: needs {FEWEST} phenotypes with codes, not {len(lists)}")
     numbers = rng.permutation([*lists])[:most].tolist()
     made = len(numbers) // 2
-    mixed = made // 2 if len(model.modes) > 1 else 0  # else, all codes would be real
+    # In a mode with few codes, all phenotypes have the same leading codes.
+    mode = next((v.name for v in reversed(model.vocabularies) if len(v) > LEADING_CODES), "")
+    mixed = made // 2 if len(model.modes) > 1 and mode else 0  # else, all codes would be real
     items = [
-        *_exchanged_lists(lists, model.modes[-1], numbers[:mixed]),
+        *_exchanged_lists(lists, mode, numbers[:mixed]),
         *(_exchanged_code(lists, number, rng) for number in numbers[mixed:made]),
         *(Item(number, "real", None, _leading(lists[number])) for number in numbers[made:]),
     ]

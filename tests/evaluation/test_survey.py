@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.run_folder import read_model, write_model
@@ -81,6 +82,15 @@ def test_made_up_lists_are_two_phenotypes_in_one_and_no_list_stands_twice(run, s
     assert {item["other"] for item in items} == {item["phenotype"] for item in items}
     for one, two in combinations(key_of(sheet), 2):
         assert codes(one)["diagnoses"] != codes(two)["diagnoses"]
+
+
+def test_lists_are_exchanged_in_a_mode_with_more_codes_than_an_item_shows(run, tmp_path):
+    factors, lists = read_model(run)
+    few = Vocabulary("sex", ("F", "M"))
+    write_model(run, (*factors, factors[0][:2] + 1), (*lists, few))
+    for item in key_of(write_survey(run, tmp_path / "survey", seed=1)):
+        own = leading(run)[item["phenotype"]]["diagnoses"]
+        assert item["kind"] != "other mode" or codes(item)["diagnoses"] != own
 
 
 def test_a_model_of_one_mode_has_no_item_of_two_phenotypes(run, tmp_path):
