@@ -221,14 +221,19 @@ def _measured(
     )
 
 
-def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
+def coherence(
+    features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]
+) -> Coherence | None:
     """Return the mean coherence of the phenotypes and, for comparison, of shuffled models.
 
     The leading codes are at most five codes per mode, each with at least a third of the largest
-    weight. A phenotype's coherence is the mean `npmi` over all pairs of its leading codes.
+    weight. A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. Return
+    None if no phenotype has two leading codes.
     """
-    patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
+    if _leading(model).sum(axis=0).max() < 2:
+        return None
+    patients, together = _counts(tensors)
     rng = np.random.default_rng(0)
     chance = [_mean_npmi(shuffled(model, rng), patients, together) for _ in range(DRAWS)]
     return Coherence(_mean_npmi(model, patients, together), float(np.mean(chance)))
@@ -259,11 +264,14 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
     return patients, reduce(add, products).tocsr()
 
 
-def _mean_npmi(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
+def _leading(model: Matrices) -> NDArray[np.bool_]:
+    return np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
+
+
+def _mean_npmi(model: Matrices, patients: int, together: Any) -> float:
     """Return the mean coherence of the phenotypes with at least two leading codes."""
-    leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
     means = []
-    for codes in map(np.flatnonzero, leading.T):
+    for codes in map(np.flatnonzero, _leading(model).T):
         if len(codes) > 1:
             square = npmi(together[codes][:, codes].toarray(), patients)
             means.append(square[np.triu_indices(len(codes), k=1)].mean())

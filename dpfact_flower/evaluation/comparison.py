@@ -91,7 +91,7 @@ def _area(auc: AUC | None) -> str | None:
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """Write a page that compares finished runs. Only the file's owner can read the page."""
-    with belonging(folders[0]):
+    with belonging(*folders):
         return write_page(out, "compare.html.j2", _content(_read(folders)))
 
 

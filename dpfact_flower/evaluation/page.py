@@ -52,8 +52,8 @@ def library(name: str) -> Any:
 
 
 @contextmanager
-def belonging(folder: Path) -> Iterator[None]:
-    """Turn errors from damaged files into a `DataError` that names the files' folder."""
+def belonging(*folders: Path) -> Iterator[None]:
+    """Turn errors from damaged files into a `DataError` that names the files' folders."""
     library("matplotlib")
     undefined = library("jinja2").UndefinedError
     try:
@@ -62,7 +62,8 @@ def belonging(folder: Path) -> Iterator[None]:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError, undefined) as error:
         raise DataError(
-            f"{folder}: its files are damaged, or do not belong together ({type(error).__name__})"
+            f"{', '.join(map(str, folders))}: files are damaged, or do not belong together "
+            f"({type(error).__name__})"
         ) from error
 
 

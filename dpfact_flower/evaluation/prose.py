@@ -169,7 +169,9 @@ def first_line(
     if missed := counts[UNCONFIRMED] + counts[NOT_FOUND]:
         parts.append(f"{counted(missed)} not confirmed by other runs")
     if table is not None and isinstance(table.without, float):
-        parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have at least one")
+        share = 100 * (1 - table.without)
+        shown = "under 1" if share < 1 else "over 99" if share > 99 else f"{share:.0f}"
+        parts.append(f"{shown} % of the {unit} have at least one")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -236,20 +238,19 @@ def certainty_sentence(
     if chance is not None:
         own = f"a fit to other patients would lack about {100 * chance:.0f} % of such patterns"
         if chance == EVEN:
-            why = "its codes may be merely frequent, or too many patterns of this run may be absent"
+            why = "its codes may be merely frequent, or many patterns of this run may be noise"
             if same:
-                why = f"it differs from no. {ranges(same)} in one kind of code only"
+                why = f"it differs from no. {ranges(same)} in one kind of code only, or {why}"
             own = f"the probability is set to 50 %, because {why}"
         own = f"{likelihood(chance).capitalize()}: {own}."
     if not pairs:
         return own or "Not checked: this run was not compared with another run."
-    repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
-    any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of the {counted(runs)} repeats")
+    every = "the other run" if runs == 1 else f"all {counted(runs)} other runs"
     found = {
-        STABLE: f"Stable: found again in {repeats}.",
-        PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
+        STABLE: f"Stable: found again in {every}.",
+        PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} other runs.",
         UNCONFIRMED: "Unconfirmed: its match in another run is no closer than a chance match.",
-        NOT_FOUND: f"Not found again in {any_of}, which may have merged or split the pattern.",
+        NOT_FOUND: "Not found again in any other run, which may have merged or split the pattern.",
     }[stability(pairs)]
     return f"{found} {own}".strip()
 

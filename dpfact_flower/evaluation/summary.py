@@ -152,7 +152,7 @@ class Measured:
     of predicting the first label. `errors` is None if the loss is not the squared error, or if no
     round included all sites. `fit_shared` is the share of the data that the shared factors explain
     with refitted patient factors. `fit_frequencies` is the share of the data that code frequencies
-    alone explain. `coherence` is None if the model is uninformative.
+    alone explain. `coherence` is None if the model is uninformative or has no pairs of codes.
     """
 
     fms: float | None

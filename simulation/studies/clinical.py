@@ -42,6 +42,7 @@ _COLUMNS = {
 def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
     """Return a model's measures. The prefix ``chance_`` marks the values expected by chance."""
     together = coherence(model, (site.tensor for site in held_out.sites))
+    assert together is not None  # these models have many codes
     found = {"npmi": together.value, "chance_npmi": together.by_chance}
     for own in clinical_measures(GlobalModel(model, fitted.vocabularies)):
         name = _SHORT[own.classification]

@@ -82,7 +82,8 @@ def row(study: Study, name: str, epsilon: float, others: Cohort | None) -> dict[
 
 
 def _coherence(topics: Topics, cohort: Cohort) -> float:
-    return coherence(topics.factors, [site.tensor for site in cohort.sites]).value
+    found = coherence(topics.factors, [site.tensor for site in cohort.sites])
+    return found.value if found else 0.0
 
 
 def _auc(study: Study, topics: Topics) -> float | None:

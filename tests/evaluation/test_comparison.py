@@ -105,6 +105,8 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
         replications(runs[0], [runs[2]])
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         write_comparison(runs, tmp_path / "none" / "page.html")
+    text = write_comparison(runs[::3], out).read_text("utf-8")
+    assert "No other run has usable phenotypes of the same kinds of codes" in text
 
 
 def turned(folder, order, keep=slice(None)):

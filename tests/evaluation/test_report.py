@@ -255,9 +255,28 @@ def test_a_deployment_shows_what_a_server_can_know(runs):
 
 
 def test_a_simulation_says_beside_its_privacy_what_was_counted_without_noise(runs):
-    says = "This epsilon covers the shared patterns, but not this page's counts"
+    says = "This epsilon covers the shared patterns, but not this page's figures of patients"
     assert says in page_of(runs["simulated"]).texts["header"]
     assert says not in page_of(runs["deployed"]).texts["header"]
+
+
+def test_no_sentence_is_false_of_one_phenotype_of_discharges_at_one_site(tmp_path):
+    coherence = dataclasses.replace(MEASURED, coherence=None)
+    found = dataclasses.replace(KINDS["open"], sites=1, row_unit="discharge", measured=coherence)
+    folder = run_folder(tmp_path / "one", found, rank=1)
+    write_config(folder, {"nonnegative": False, "loss": "poisson"}, {})
+    change(folder / "phenotypes.json", lambda own: own["table"].update(without="hidden"))
+    page = Page(folder)
+    assert "A row of this data is one discharge." in page.texts["header"]
+    assert "with an absolute score above 0.15 has the pattern" in page.texts["phenotypes"]
+    assert "The share with no pattern is hidden" in page.texts["phenotypes"]
+    assert "--phenotype NUMBER" in page.texts["phenotypes"]
+    methods = " ".join(page.texts["methods"].split())
+    for part in ("at one simulated site.", "1 phenotype [how", "to 20 procedures and 20 diagnoses",
+                 "with the loss “poisson”", "to the phenotypes by least squares"):  # fmt: skip
+        assert part in methods
+    for absent in ("The protection covers", "dpfact survey", "NPMI"):
+        assert absent not in page.source
 
 
 def test_phenotypes_come_by_number_with_the_codes_of_the_model(runs):
@@ -344,15 +363,15 @@ def test_phenotypes_switched_off_are_marked(runs, run):
 
     before = page_of(runs["simulated"])
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
-    assert "Switched off" not in before.texts["phenotypes"]
+    assert "Not used" not in before.texts["phenotypes"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
     first, second = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" 3 of 4: 2–4")
-    assert "Switched off by north, south." in page.cards()[2]
-    assert "Switched off by south." in page.cards()[3]
-    assert "Switched off" not in page.cards()[1]
+    assert "Not used by the own model of north, south." in page.cards()[2]
+    assert "Not used by the own model of south." in page.cards()[3]
+    assert "Not used" not in page.cards()[1]
     assert shares_by_site(page) == shares_by_site(before)  # patients may have it all the same
 
 
