@@ -120,7 +120,6 @@ def mean_similarity(factors: Factors, fits: Factors) -> Floats:
 
 
 def _similarities(factors: Factors, fits: Factors) -> Floats:
-    """Return the similarity of each phenotype (in columns) to its match in each of `fits`."""
     similarities = np.zeros((len(fits[0]), factors[0].shape[1]))
     for row, *fitted in zip(similarities, *fits, strict=True):
         match = match_columns(factors, fitted)

@@ -58,9 +58,8 @@ class Outlook(NamedTuple):
     """The forecast for a plan, computed from public facts alone. Unknown numbers are NaN.
 
     `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
-    the starting release's signal-to-noise ratio (`Facts.start_signal`). `chance` is the probability
-    that all models of a similar real cohort beat every model of shuffled patients. `levers` starts
-    with the most helpful change.
+    the starting release's signal-to-noise ratio (`Facts.start_signal`). `levers` starts with the
+    most helpful change.
     """
 
     verdict: Verdict

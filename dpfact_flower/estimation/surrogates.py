@@ -4,8 +4,7 @@ If patients have few codes, a fit to co-occurrences and a fit to patients find d
 Refinement could correct the factors, but only in dozens of rounds, each with a privacy cost. A fit
 to surrogate patients corrects the factors at no privacy cost (docs/explanation/start.md). A
 surrogate patient has a typical number of codes in each mode. The probability of drawing a code
-depends on the codes already drawn (naive Bayes). The more codes a typical patient has, the more
-often a code is drawn by frequency alone.
+depends on the codes already drawn (naive Bayes).
 """
 
 import math

@@ -68,7 +68,6 @@ class Enrichment:
     `q_value` is `p_value` after a Benjamini-Hochberg correction for the number of phenotypes.
     """
 
-    phenotype: int
     mode: str
     group: str
     codes: tuple[str, ...]
@@ -141,9 +140,7 @@ def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
     """Return a phenotype's body system and disease group, or "" for an insignificant enrichment."""
     found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
     ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
-    return [
-        enrichment.group if enrichment and enrichment.is_about else "" for enrichment in ordered
-    ]
+    return [own.group if own and own.is_about else "" for own in ordered]
 
 
 def shuffled(model: Matrices, rng: np.random.Generator) -> Matrices:
@@ -175,14 +172,14 @@ def enrichments(
     least = np.minimum(tests.min(axis=0) * len(places), 1.0)
     found = []
     q_values = false_discovery_control(least)
-    for r, at in enumerate(tests.argmin(axis=0)):
+    for r, at in enumerate(tests.argmin(axis=0)):  # the phenotypes
         mode, group, members = places[at]
         vocabulary, chosen = lists[mode], leading[mode][:, r]
         codes = tuple(vocabulary.codes[c] for c in np.flatnonzero(members & chosen))
         many, p, q = int(chosen.sum()), float(least[r]), float(q_values[r])
         system, colon, _ = group.partition(":")
         name = (name_of(system, group) if colon else None) or group
-        found.append(Enrichment(r + 1, vocabulary.name, name, codes, many, p, q))
+        found.append(Enrichment(vocabulary.name, name, codes, many, p, q))
     return tuple(found)
 
 

@@ -39,7 +39,6 @@ def columns(run: FinishedRun) -> dict[str, str]:
     """Return a run's row in `comparison`, as a mapping from column headings to texts."""
     model, summary = run.model, run.summary
     errors, measured = summary.errors, summary.measured
-    fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
     match = measured.fms if measured else None
     about = {m.classification: f"{m.about} of {model.rank}" for m in clinical_measures(model)}
@@ -47,7 +46,7 @@ def columns(run: FinishedRun) -> dict[str, str]:
     texts = {
         "data": summary.name,
         "sites": str(summary.sites),
-        "patients": errors and f"{sum(site.patients for site in fits):,}",
+        "patients": errors and f"{sum(site.patients for site in errors.per_site_data):,}",
         "phenotypes": str(summary.rank),
         "privacy": _privacy(summary),
         "epsilon (replacing a record)": _epsilon(summary.spent),
@@ -78,7 +77,6 @@ def _privacy(summary: Summary) -> str:
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon, followed in brackets by the epsilon for replacing a record (if known)."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -154,8 +152,7 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
         if other.resolve() == folder.resolve():
             raise SettingsError(f"beside: {other} is the run itself; give another run")
         if run.uninformative:
-            where = f"beside: {other}"
-            raise SettingsError(f"{where} learned nothing, so it says nothing about others")
+            raise SettingsError(f"beside: {other} learned nothing, so it says nothing about others")
         if run.model.modes != first.model.modes:
             modes, needed = (", ".join(each.model.modes) for each in (run, first))
             raise DataError(f"{other}: its modes are {modes}; need {needed}")
@@ -164,17 +161,12 @@ def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...
 
 def _replication(first: FinishedRun, other: FinishedRun) -> Replication:
     left, right = _aligned(first.model, other.model)
-    match, chance = match_columns(left, right), chance_cosines(left, right)
+    match, chance = match_columns(left, right), chance_cosines(left, right).tolist()
+    matched = (each.tolist() for each in (match.estimate, match.truth, match.cosines))
     fair = round(FAIR ** len(left), _DIGITS)
     pairs = [
-        Pair(
-            int(mine) + 1,
-            int(its) + 1,
-            round(float(cosine), _DIGITS),
-            fair,
-            round(float(chance[mine]), _DIGITS),
-        )
-        for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
+        Pair(mine + 1, its + 1, round(cosine, _DIGITS), fair, round(chance[mine], _DIGITS))
+        for mine, its, cosine in zip(*matched, strict=True)
     ]
     pairs.sort(key=lambda pair: pair.number)
     name, how = Path(other).resolve().name, protection(other.summary)

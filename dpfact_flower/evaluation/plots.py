@@ -31,7 +31,6 @@ _PREDICTORS: tuple[tuple[str, str, str, Callable[[GroupAUC], AUC | None]], ...] 
 _MANY_ROUNDS = 40
 """Number of rounds above which lines are drawn without markers."""
 _MANY_NAMES = 60
-"""Number of phenotypes above which a heat map shows numbers instead of names."""
 _LONGEST_NAME, _LONGEST_CODE = 24, 48
 
 
@@ -107,7 +106,7 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
 
     A cell shows the norm of a phenotype's column in a site's patient factor, as a percentage of the
     site's largest norm. Crosses mark columns that the l2,1 penalty set to zero. If there are more
-    than 60 phenotypes, the axis shows numbers instead of `names`.
+    than `_MANY_NAMES` phenotypes, the axis shows numbers instead of `names`.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)

@@ -193,7 +193,6 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
 def _associations(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Return each phenotype's association with an outcome."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())

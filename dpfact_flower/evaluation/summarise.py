@@ -241,7 +241,6 @@ def _finished(
 
 
 def _models(stores: Iterable[SiteStore]) -> Iterator[Factors]:
-    """Yield each site's factors, one site at a time."""
     for store in stores:
         state = store.load()
         assert state is not None  # `_finished` leaves out sites without a state
