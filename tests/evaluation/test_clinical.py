@@ -229,6 +229,9 @@ def test_coherence_is_that_of_patients_counted_one_by_one():
     expected = slow_coherence(features, [dense for dense, _ in sites])
     assert found.value == pytest.approx(expected)
     assert -1 < expected < 1
+    single = [np.eye(size, 1) for size in (9, 11)]
+    single[1][:] = 0  # a phenotype of one code has no pair
+    assert clinical.coherence(single, [sites[0][1]]) is None
 
 
 def test_phenotypes_that_patients_have_are_coherent_and_shuffled_ones_are_not():
@@ -250,10 +253,3 @@ def test_pairs_at_the_ends_of_the_scale():
     assert found[0, 2] == pytest.approx(0.0)
     assert found[2, 3] == -1.0
     assert found[0, 4] == -1.0
-
-
-def test_a_phenotype_of_one_code_has_no_pair():
-    _, tensor = patients(1, 30)
-    features = [np.zeros((size, 1)) for size in (9, 11)]
-    features[0][2] = 1.0
-    assert clinical.coherence(features, [tensor]) is None

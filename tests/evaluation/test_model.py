@@ -58,7 +58,7 @@ def unnamed(run):
     (run / "names.toml").unlink(missing_ok=True)
 
 
-def test_rows_are_the_models_columns(run, model):
+def test_rows_are_the_models_columns_and_top_is_their_head(run, model):
     factors, vocabularies = read_model(run)
     rows = model.rows()
     assert len(rows) == sum(np.count_nonzero(factor) for factor in factors)
@@ -73,9 +73,6 @@ def test_rows_are_the_models_columns(run, model):
     first = [row for row in rows if row.phenotype == 1 and row.mode == vocabularies[0].name]
     assert [row.place for row in first] == list(range(1, len(first) + 1))
     assert [row.share for row in first] == sorted((row.share for row in first), reverse=True)
-
-
-def test_top_is_the_head_of_each_mode(model):
     assert model.rows(top=2) == tuple(r for r in model.rows() if r.place <= 2)
     with pytest.raises(SettingsError, match="top: must be 1 or more"):
         model.rows(top=0)

@@ -234,9 +234,6 @@ def test_a_simulation_shows_what_was_measured():
     assert shown["time"] == "2 h 5 min in rounds, of which the solver took 0.5 s"
     assert "failures" not in shown
     assert "readmission" not in shown
-
-
-def test_what_secure_sums_promise_if_all_others_collude_stands_beside():
     shared = replace(SIMULATED, spent=replace(SIMULATED.spent, alone=9.0003))
     assert dict(prose.headline(shared))["privacy"].endswith("; if all others collude: 9.001")
 

@@ -168,15 +168,6 @@ def test_a_report_is_whole_well_formed_and_loads_nothing(runs, kind):
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
-def test_a_run_without_privacy_says_so(runs):
-    page = page_of(runs["open"])
-    assert NO_CLAIM in page.texts["privacy"]
-    assert "ε" not in page.texts["privacy"]
-    (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
-    assert "not used" in row
-    assert NO_CLAIM in row
-
-
 def test_what_is_printed_of_a_paper_run_has_unit_relation_and_limits(runs):
     text = " ".join(page_of(runs["nothing"]).texts["privacy"].split())
     for shown in (PAPER_CLAIM, "unit “entry”", "neighbours “replace”", *SPENT.epsilons,
@@ -199,6 +190,8 @@ def test_no_epsilon_stands_without_its_claim(runs, kind):
     assert {s for s in page.texts if "ε" in page.texts[s]} == {"header", "privacy", "methods"}
     (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "p") and "ε" in t]
     assert PATIENT_CLAIM in headline
+    beside = "This epsilon covers the shared patterns, but not this page's figures of patients"
+    assert (beside in page.texts["header"]) == (kind == "simulated")
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
     assert PATIENT_CLAIM in row
 
@@ -228,10 +221,7 @@ def test_sites_that_spent_differently_have_a_row_each(run):
     change(run / "summary.json", alike)
     (row,) = [row for row in Page(run).rows("privacy") if PATIENT_CLAIM in row]
     assert row.startswith("each of the 2 sites")
-
-
-def test_seeded_noise_is_said(runs, run):
-    assert "came from a seed" not in page_of(runs["simulated"]).texts["privacy"]
+    assert "came from a seed" not in page.texts["privacy"]
     write_config(run, {"noise-seed": 3}, {})
     assert "came from a seed" in Page(run).texts["privacy"]
 
@@ -254,19 +244,18 @@ def test_a_deployment_shows_what_a_server_can_know(runs):
     assert "convergence-figure_1" not in page.source
 
 
-def test_a_simulation_says_beside_its_privacy_what_was_counted_without_noise(runs):
-    says = "This epsilon covers the shared patterns, but not this page's figures of patients"
-    assert says in page_of(runs["simulated"]).texts["header"]
-    assert says not in page_of(runs["deployed"]).texts["header"]
-
-
 def test_no_sentence_is_false_of_one_phenotype_of_discharges_at_one_site(tmp_path):
     coherence = dataclasses.replace(MEASURED, coherence=None)
     found = dataclasses.replace(KINDS["open"], sites=1, row_unit="discharge", measured=coherence)
     folder = run_folder(tmp_path / "one", found, rank=1)
-    write_config(folder, {"nonnegative": False, "loss": "poisson"}, {})
+    write_config(folder, {"epsilon": 4.0, "nonnegative": False, "loss": "poisson"}, {})
     change(folder / "phenotypes.json", lambda own: own["table"].update(without="hidden"))
     page = Page(folder)
+    assert NO_CLAIM in page.texts["privacy"]
+    assert "ε" not in page.texts["privacy"]
+    (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
+    assert "not used" in row
+    assert NO_CLAIM in row
     assert "A row of this data is one discharge." in page.texts["header"]
     assert "with an absolute score above 0.15 has the pattern" in page.texts["phenotypes"]
     assert "The share with no pattern is hidden" in page.texts["phenotypes"]
@@ -384,7 +373,10 @@ def test_auc_stands_beside_its_baselines_with_the_warning(runs):
     assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
 
 
-def test_without_errors_of_several_rounds_the_reason_is_given(run):
+def test_a_fit_of_nothing_and_missing_errors_are_explained(run):
+    for fit, is_noise in (-0.01, True), (0.01, False):
+        change(run / "summary.json", lambda summary, fit=fit: summary.update(fit=fit))
+        assert ("Do not read its phenotypes as clinical findings" in Page(run).source) == is_noise
     says = "Errors were measured after round 2 only"
     change(run / "summary.json", lambda summary: summary["error_by_round"].pop(0))
     assert f"{says}, because in this mode" in Page(run).texts["convergence"]
@@ -394,12 +386,6 @@ def test_without_errors_of_several_rounds_the_reason_is_given(run):
     page = Page(run)
     assert "because the loss is not the squared error" in page.texts["convergence"]
     assert ("usage", "caption", "Sites") not in page.blocks
-
-
-@pytest.mark.parametrize(("fit", "is_noise"), [(-0.01, True), (0.01, False)])
-def test_a_model_that_explains_nothing_is_not_to_be_read(run, fit, is_noise):
-    change(run / "summary.json", lambda summary: summary.update(fit=fit))
-    assert ("Do not read its phenotypes as clinical findings" in Page(run).source) == is_noise
 
 
 def test_the_words_of_the_overview_are_explained_below_it(run):
@@ -413,9 +399,6 @@ def test_the_words_of_the_overview_are_explained_below_it(run):
     write_replications(run, [Replication("other", "without noise", RANK, ())])
     assert "no epsilon covers these words" in Page(run).texts["phenotypes"]
     assert "up to 10 % (likely real)" in shown
-
-
-def test_the_list_of_patterns_to_report_leaves_out_the_doubtful_and_the_methods_have_no_gaps(run):
     found = tuple(Pair(number, number, 0.9, 0.7, 0.5) for number in (1, 2))
     write_replications(run, [Replication("other", "", RANK, found)])
     for chances, listed in ([0.1, 0.6, 0.1, 0.3], "1. First"), ([0.6] * RANK, "none. First"):

@@ -88,7 +88,7 @@ def test_half_have_the_highest_scores_and_half_lie_on_both_sides_of_the_threshol
                for chart in charts)  # fmt: skip
 
 
-def test_the_sheet_and_the_page_show_neither_score_nor_group(run, site, sheet, tmp_path):
+def test_the_files_are_private_and_two_show_neither_score_nor_group(run, site, sheet, tmp_path):
     charts = key_of(sheet)["charts"]
     assert [row["patient"] for row in lines_of(sheet)[1:-1]] == [c["patient"] for c in charts]
     assert {(row["verdict"], row["comment"]) for row in lines_of(sheet)} == {("", "")}
@@ -104,6 +104,11 @@ def test_the_sheet_and_the_page_show_neither_score_nor_group(run, site, sheet, t
     assert again.read_bytes() == sheet.read_bytes()
     assert {c["patient"] for c in key_of(other)["charts"]} == {c["patient"] for c in charts}
     assert key_of(other)["charts"] != charts
+    for path in (sheet, sheet.with_suffix(".html"), sheet.with_suffix(".key.json")):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        text = path.read_text(encoding="utf-8").lower()
+        assert "about individual patients: keep this" in text
+        assert "guarantee covers it" in text
 
 
 def test_equal_scores_are_taken_by_chance(run, tmp_path):
@@ -136,16 +141,11 @@ def test_the_page_has_the_phenotypes_leading_codes_and_each_patients_own(run, si
         assert text.count("<b>") == sum(np.count_nonzero(dense.sum(axis=a)) for a in (0, 1))
 
 
-def test_the_files_are_their_owners_alone_and_say_so(sheet):
-    for path in (sheet, sheet.with_suffix(".html"), sheet.with_suffix(".key.json")):
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        text = path.read_text(encoding="utf-8").lower()
-        assert "about individual patients: keep this" in text
-        assert "guarantee covers it" in text
-
-
-def test_a_sheet_that_is_read_back_counts_and_notes_its_decision(run, sheet):
+def test_a_sheet_that_is_read_back_counts_and_notes_only_a_decision(run, sheet):
     write_report(run)
+    fill(sheet, confirm_highest)
+    assert "No decision yet" in dpfact("review", run, "--read", sheet)
+    assert not (run / "names.toml").exists()
     fill(sheet, confirm_highest, "Name", "renal failure")
     said = dpfact("review", run, "--read", sheet)
     # Wilson, 10 of 10 and 0 of 10, as in Brown, Cai and DasGupta (2001).
@@ -176,12 +176,6 @@ def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_p
     assert read_names(run, RANK).reviewed[NUMBER].confirmed == 0.9  # of 11 / 12
     written = (run / "names.toml").read_text()
     assert not any(name in written for name in site.patients)
-
-
-def test_without_a_decision_nothing_is_noted(run, sheet):
-    fill(sheet, confirm_highest)
-    assert "No decision yet" in dpfact("review", run, "--read", sheet)
-    assert not (run / "names.toml").exists()
 
 
 def test_names_and_reviews_leave_each_other_alone(run, sheet):
