@@ -192,7 +192,10 @@ def known_pairs(features: Sequence[NDArray[Any]], classification: Classification
     groups = np.array([group for of in classification.groups for group in of])
     known = np.flatnonzero(groups != "")
     if len(known) > _MOST_CODES:
-        known = np.sort(np.random.default_rng(0).permutation(known)[:_MOST_CODES])
+        kept, rest = np.split(np.random.default_rng(0).permutation(known), [_MOST_CODES])
+        if (groups[kept] == groups[kept[0]]).all():  # an AUC needs codes of two groups
+            kept[0] = rest[groups[rest] != groups[kept[0]]][0]
+        known = np.sort(kept)
     rows, groups = rows[known], groups[known]
     unit = unit_columns(rows.T).T
     first, second = np.triu_indices(len(groups), k=1)

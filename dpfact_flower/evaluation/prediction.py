@@ -39,7 +39,8 @@ def predict_outcome(
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
     Sites without the label get no AUC. All predictors use the same splits, stratified by site and
-    label. Each column of `patient_factors` must belong to the same phenotype at all sites.
+    label, or by label alone if no site has two patients with (or two without) the outcome. Each
+    column of `patient_factors` must belong to the same phenotype at all sites.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -74,8 +75,12 @@ def _areas(
     home = np.repeat(labelled, [tensor.n_patients for tensor in tensors])
     groups = {_OVERALL: np.ones(len(labels), bool), **{t: home == t for t in labelled}}
     areas: dict[int, dict[str, AUC]] = {key: {} for key in groups}
+    strata = 2 * home + labels
+    sizes = np.bincount(strata, minlength=2)
+    if 1 in (sizes[::2].max(), sizes[1::2].max()):  # else, no test patient has (or lacks) it
+        strata = labels
     for kind, (model, predictors) in kinds.items():
-        masks = training_masks(2 * home + labels, TRAIN, SPLITS, seed=0)
+        masks = training_masks(strata, TRAIN, SPLITS, seed=0)
         found = split_scores(model, predictors, labels, groups, masks)
         for key, of_splits in found.items():
             areas[key][kind] = AUC(float(np.mean(of_splits)), float(np.std(of_splits, ddof=1)))

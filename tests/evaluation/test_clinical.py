@@ -110,6 +110,8 @@ def test_the_auc_of_known_pairs_counts_pairs_of_pairs():
     expected = won / len(same) / len(other)
     assert clinical.known_pairs(factors, classification) == pytest.approx(expected)
     assert abs(expected - 0.5) > 0.01
+    large = clinical.Classification("any", ((*["x"] * 5000, "y", "y"),))  # a sample is of x alone
+    assert 0 < clinical.known_pairs([np.random.default_rng(0).random((5002, 3))], large) < 1
 
 
 @pytest.mark.slow

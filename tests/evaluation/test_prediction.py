@@ -102,6 +102,10 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     assert found.sites[2].reason == "no labels"
     assert found.overall.memberships is not None
     assert found.overall.patients == len(members[0]) + len(members[1])
+    rare = [sites[0][np.arange(n, 200, 12)] for n in range(12)]  # each site has one death
+    died = [(np.arange(len(site)) == 0).astype(int) for site in rare]
+    alone = [replace(site, labels={"died": own}) for site, own in zip(rare, died, strict=True)]
+    assert 0 < predict_outcome([members[0][: len(s)] for s in rare], alone).overall.volume.mean < 1
     everybody = [replace(site, labels=np.ones(len(site), int)) for site in sites]
     found = predict_outcome(members, everybody)
     assert found.overall.reason == "fewer than 10 patients with it, or without it"
