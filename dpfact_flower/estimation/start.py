@@ -40,8 +40,7 @@ _logger = logging.getLogger(__name__)
 MOST_SEPARATE = 20
 """Maximum number of sites that are fitted separately. The releases of more sites are summed in this
 many groups, which limits time and memory (docs/explanation/start.md)."""
-_RESTARTS = 6
-"""Number of random candidates."""
+_RESTARTS = 6  # random candidates
 _POOLED, _JOINT, _LAST = 20, 10, 30
 """Maximum numbers of iterations in three fits: of a random candidate to the sum over sites, of any
 candidate to all sites, and of the best candidate to the releases."""
@@ -115,7 +114,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum the releases in at most `MOST_SEPARATE` groups. Return each group's scaled sum and scale.
+    """Sum the releases in at most `MOST_SEPARATE` groups. Return the scaled sums and scales.
 
     Each sum is divided by its scale (the root of its group's size), to be as noisy as one release.
     """

@@ -21,8 +21,7 @@ from dpfact_flower.tensor import Array, Factors, SparseTensor
 _logger = logging.getLogger(__name__)
 _FEW, _MANY = 40_000, 60_000
 """Number of surrogate patients for comparing initial factors, and number for the final fit."""
-_PASSES = 40
-"""Number of solver passes in a fit."""
+_PASSES = 40  # of the solver, in a fit
 _NORM = 2.0
 """Norm of initial columns for likelihoods. A norm of 1 fitted worse on Diabetes-130 and NHDS."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2

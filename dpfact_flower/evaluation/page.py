@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FOLDER = Path(__file__).parent / "templates"
-_WIDTH = 9.6
-"""Width of figures, in inches."""
+_WIDTH = 9.6  # of figures, in inches
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
 """Maps colours in figures to the CSS variables that replace the colours, for a dark mode."""

@@ -27,8 +27,7 @@ MOST_PREDICTED = 100_000
 """Maximum number of patients in a simulation's regressions. More patients would hardly change the
 AUCs, and the matrix of their codes would need more memory than the data."""
 SPLITS = 10
-TRAIN = 0.6
-"""Share of the patients in the training set."""
+TRAIN = 0.6  # share of the patients
 _OVERALL = -1
 """Key of the group of all patients. The other keys are site numbers."""
 

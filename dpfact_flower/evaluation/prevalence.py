@@ -37,8 +37,7 @@ from dpfact_flower.tensor import Factors
 
 _MANY = 100
 """Lowest number of patients for which "all except fewer than `SMALL`" is shown as "nearly all"."""
-_CODES = 8
-"""Maximum number of codes per mode in a table."""
+_CODES = 8  # the most of each mode in a table
 _RIDGE = 1.0
 """Penalty on coefficients, with the effect of a standard normal prior."""
 
