@@ -160,13 +160,13 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
         pairs = pairs_of(number, run.replications)
-        chance = chances.get(number)
+        chance, review = chances.get(number), run.reviewed.get(number)
         near = () if same is None else (1 + np.flatnonzero(same[number - 1])).tolist()
         about = prose.paragraph(measured, table, unit) if table and measured else None
         sentences = [
             *(about or [prose.leading_sentence(by_mode)]),
             about_rows(prose.certainty_sentence(pairs, chance, near), run.summary.row_unit),
-            prose.review_sentence(run.reviewed.get(number)),
+            prose.review_sentence(review),
         ]
         named = model.names.get(number)
         content.append(
@@ -178,6 +178,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
                 "codes": {mode: _listed(rows)[:most] for mode, rows in by_mode.items()},
                 "measured": measured,
                 "certainty": prose.certainty(pairs, chance),
+                "dropped": review is not None and review.verdict == "drop",
                 "search": prose.search_words(
                     row.description for rows in by_mode.values() for row in prose.leading(rows)
                 ),

@@ -20,6 +20,7 @@ from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
     Names,
+    Review,
     read_json,
     read_model,
     write_config,
@@ -405,6 +406,9 @@ def test_the_words_of_the_overview_are_explained_below_it(run):
         change(run / "summary.json", lambda own, p=chances: own.update(false_discovery=p))
         page = Page(run)
         assert f"neither doubtful nor not found: {listed}" in page.texts["phenotypes"]
+    change(run / "summary.json", lambda own: own.update(false_discovery=[0.1] * RANK))
+    write_names(run, Names({}, {1: Review("drop")}))
+    assert "neither doubtful nor not found: 2. First" in Page(run).texts["phenotypes"]
     methods = " ".join(page.texts["methods"].split())
     for part in ("260 patients [source, years and exclusions]", "2 simulated sites [how]",
                  "4 phenotypes [how this number was chosen]", "ε = 4.000 and δ = 1e-05",
