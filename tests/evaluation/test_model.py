@@ -78,13 +78,19 @@ def test_rows_are_the_models_columns_and_top_is_their_head(run, model):
         model.rows(top=0)
 
 
-def test_memberships_are_the_scores_of_a_sites_patients(run, model, cohort):
+def test_memberships_are_the_scores_of_a_sites_patients_and_frames_have_them(run, model, cohort):
     site = cohort.sites[0]
     found = model.memberships(site)
     expected = scores(site.tensor, read_model(run)[0])
     np.testing.assert_allclose(found.scores, expected, atol=1e-6)
     assert (found.without, found.missing) == (0, 0)
     assert found.patients == tuple(map(str, range(1, site.tensor.n_patients + 1)))
+    frame = model.to_frame(top=1)
+    assert list(frame["code"]) == [row.code for row in model.rows(top=1)]
+    found = model.memberships(cohort.sites[2])
+    np.testing.assert_array_equal(found.to_frame().to_numpy(), found.scores)
+    assert found.to_frame(has=True).index.name == "patient"
+    assert repr(found) == "Memberships(30 patients, 3 phenotypes)"
 
 
 def test_codes_are_found_by_name_in_longer_lists_in_another_order(model, cohort):
@@ -185,15 +191,6 @@ def test_no_two_columns_have_one_name(unnamed, cohort):
     assert found.names == ("süd (1) (1)", "süd (2)", "süd (1) (3)")
     write_names(unnamed, Names({1: "has"}))
     assert GlobalModel.read(unnamed).memberships(cohort.sites[0]).names[0] == "has (1)"
-
-
-def test_frames_hold_the_same(model, cohort):
-    frame = model.to_frame(top=1)
-    assert list(frame["code"]) == [row.code for row in model.rows(top=1)]
-    found = model.memberships(cohort.sites[2])
-    np.testing.assert_array_equal(found.to_frame().to_numpy(), found.scores)
-    assert found.to_frame(has=True).index.name == "patient"
-    assert repr(found) == "Memberships(30 patients, 3 phenotypes)"
 
 
 def test_names_are_given_changed_and_taken_away(unnamed):

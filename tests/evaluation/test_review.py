@@ -178,7 +178,12 @@ def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_p
     assert not any(name in written for name in site.patients)
 
 
-def test_names_and_reviews_leave_each_other_alone(run, sheet):
+def test_names_are_checked_and_names_and_reviews_leave_each_other_alone(run, sheet):
+    for name, says in (("", "column comment"), ("x" * 121, "one line of at most 120")):
+        fill(sheet, confirm_highest, "name", name)
+        with pytest.raises(DataError, match=says):
+            apply_verdicts(run, read_sheet(run, sheet))
+        assert not (run / "names.toml").exists()
     write_names(run, Names({1: "a"}))
     fill(sheet, confirm_highest, "keep")
     apply_verdicts(run, read_sheet(run, sheet))
@@ -224,14 +229,6 @@ def test_a_sheet_that_cannot_be_used_is_refused_in_a_line(run, sheet, change, sa
         read_sheet(run, sheet)
     assert "\n" not in str(caught.value)
     assert not any(word in str(caught.value) for word in ("surely", "007", "997"))
-
-
-def test_a_name_that_is_missing_or_no_line_is_refused(run, sheet):
-    for name, says in (("", "column comment"), ("x" * 121, "one line of at most 120")):
-        fill(sheet, confirm_highest, "name", name)
-        with pytest.raises(DataError, match=says):
-            apply_verdicts(run, read_sheet(run, sheet))
-        assert not (run / "names.toml").exists()
 
 
 def test_a_sheet_of_another_run_or_without_its_key_is_refused(run, sheet, tmp_path):
