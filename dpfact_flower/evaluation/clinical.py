@@ -1,7 +1,7 @@
 """Compute measures of clinical plausibility: disease groups, pairs of codes, and coherence.
 
-Disease groups and code pairs are measured with the model and a public classification of codes, so
-these measures are as public as the model. Coherence is computed from all sites' patients, so only
+Measures of disease groups and code pairs use only the model and a public classification of codes.
+Such measures are as public as the model. Coherence is computed from all sites' patients, so only
 simulations measure coherence. Each measure is compared with its mean over *shuffled* models, in
 which each code's weights are permuted among the phenotypes.
 """

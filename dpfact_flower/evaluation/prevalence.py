@@ -120,7 +120,8 @@ def _reveals_outside(
 ) -> NDArray[np.bool_]:
     """Return whether readers could tell that few patients without a phenotype have or lack a code.
 
-    `carriers` have the code, `owners` have the phenotype, and `inside` counts those with both.
+    `carriers` counts the patients with the code, `owners` counts the patients with the phenotype,
+    and `inside` counts the patients with both.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL

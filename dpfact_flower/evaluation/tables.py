@@ -1,8 +1,8 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is None if there are no patients. A word replaces a share that would reveal a
-count below ten. ``<10`` means fewer than ten patients. ``nearly all`` means that fewer than ten
-patients of a group are missing. ``most`` means the same for a group of fewer than 100 patients.
+count below ten. ``<10`` means fewer than ten patients. ``nearly all`` means all patients in a
+group, or all but at most nine. ``most`` means the same in a group of fewer than 100 patients.
 ``hidden`` means that the share would reveal a count below ten.
 """
 
