@@ -41,8 +41,7 @@ _CLEAR = 0.75
 """A phenotype must match at least this share of `fits` better than by chance. Otherwise, its codes
 may be merely frequent, and its chance of absence is at least `_EVEN`."""
 _ITERATIONS, _PASSES = 20, 30
-"""Number of iterations in a fit to one of the `halves`, and number of solver passes in a fit to
-patients drawn from that half."""
+"""Numbers of iterations in a fit to one of the `halves`, and to patients drawn from that half."""
 
 
 def typical_counts(releases: Sequence[NDArray[Any]], sizes: Sequence[int]) -> list[float]:

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from dpfact_flower.tensor import Selection
 
 _MOST_PAIRED = 4000
-"""Maximum number of codes for which a start without noise uses all pairs. With 4,000 codes, a site
-releases 8 million values."""
+"""Maximum number of codes of which a noiseless run counts all pairs (8 million for 4,000 codes)."""
 _FREQUENT = 1000
 """Number of codes to pair if there are more than `_MOST_PAIRED` codes. In a synthetic cohort with
 13,515 codes, pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""

@@ -29,8 +29,7 @@ candidates are fitted, and for working matrices."""
 _SURROGATE_BYTES = 80_000_000
 """The server's memory in bytes for surrogate patients, which are generated after the start."""
 _SENT_BITS, _MASKED_BITS = 12, 32
-"""Bits per value in a message (docs/explanation/noise.md), and bits per masked value (48 if
-`patients` is unknown)."""
+"""Bits per value (docs/explanation/noise.md), and bits per masked value (48 without `patients`)."""
 
 
 class Lever(NamedTuple):
@@ -57,9 +56,8 @@ class Lever(NamedTuple):
 class Outlook(NamedTuple):
     """The forecast for a plan, computed from public facts alone. Unknown numbers are NaN.
 
-    `sentence` gives the verdict in plain words and lists the changes that would help. `signal` is
-    the starting release's signal-to-noise ratio (`Facts.start_signal`). `levers` starts with the
-    most helpful change.
+    `sentence` gives the verdict and the changes that would help. `signal` is the start's
+    signal-to-noise ratio (`Facts.start_signal`). `levers` starts with the most helpful change.
     """
 
     verdict: Verdict

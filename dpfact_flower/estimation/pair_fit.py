@@ -73,8 +73,7 @@ def fit_pairs(
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
     A code stays in a factor only if the code improves the fit more than noise of standard deviation
-    `threshold` would. The fit ends early if a step changes the value of `explained` by less than
-    the fraction `settled`.
+    `threshold` would. The fit ends if a step changes `explained` by less than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

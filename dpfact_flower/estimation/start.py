@@ -3,9 +3,8 @@
 All sites' co-occurrence matrices are fitted jointly (`pair_fit`). Because the problem is not
 convex, the server compares several candidates. A *random* candidate is first fitted to the sum of
 the sites' matrices and then to the separate matrices. To make the *grown* candidate, the server
-repeatedly adds the factors that explain most of the residual. Fresh noise makes two copies of the
-releases, whose noise is independent. Candidates are fitted to one copy and compared on the other
-(docs/explanation/start.md).
+repeatedly adds the factors that explain most of the residual. Candidates are fitted to one noisy
+copy of the releases, and compared on a copy with independent noise (docs/explanation/start.md).
 """
 
 import logging

@@ -117,8 +117,7 @@ def _either(names: Sequence[str], most: int) -> str:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
-"""Maximum probabilities, for the labels "likely real" and "uncertain", that a fit to other patients
-lacks the phenotype."""
+"""The largest chances that `likelihood` calls likely real and uncertain."""
 
 
 def stability(pairs: Sequence[tables.Pair]) -> str:

@@ -2,8 +2,7 @@
 
 Half of the items are the model's phenotypes. In a made-up item, one leading code of a phenotype, or
 all its codes of one mode, come from another phenotype. The key file lists the real items, so
-nobody should read the key file before the survey ends. A survey reveals no more about patients than
-the model does.
+nobody should read the key file before the survey ends. A survey is as public as the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
