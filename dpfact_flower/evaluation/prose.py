@@ -195,8 +195,8 @@ def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: s
             sentences.append(f"{mode[:1].upper()}{mode[1:]}: {text}.")
     for label, association in phenotype.outcomes.items():
         owners = share * table.patients if isinstance(share, float) else 0.0
-        text = rate(association, table.rates.get(label), unit, owners)
-        sentences.append(f"{outcome(label).capitalize()}: {text}.")
+        text, name = rate(association, table.rates.get(label), unit, owners), outcome(label)
+        sentences.append(f"{name[:1].upper()}{name[1:]}: {text}.")
     return sentences
 
 
@@ -222,7 +222,7 @@ def leading_sentence(rows: Rows) -> str:
     parts = []
     for mode, of_mode in rows.items():
         names = (named(row.description, row.code) for row in leading(of_mode)[:_CODES])
-        parts.append(f"{mode}: {', '.join(names)}")
+        parts.append(f"{mode}: {', '.join(names) or 'none'}")
     return f"Leading codes. {'; '.join(parts)}."
 
 

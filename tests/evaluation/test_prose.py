@@ -126,9 +126,8 @@ def test_a_paragraph_of_few_patients_has_no_figure():
         assert found.endswith("; all analysed stays 2.4 %")
         assert "among" not in prose.rate(tables.Association(rate=hidden), "<10", "stays")
     none = prose.rate(tables.Association(rate="<10"), 0.024, "stays", 4_359.0)
-    assert (
-        none == "fewer than ten, a rate of at most 0.3 %; all analysed stays 2.4 %"
-    )  # 9 of them are 0.206 %
+    # 9 of them are 0.206 %.
+    assert none == "fewer than ten, a rate of at most 0.3 %; all analysed stays 2.4 %"
 
 
 @pytest.mark.parametrize("hidden", ["<10", "hidden"])
@@ -173,6 +172,7 @@ def test_titles_put_diagnoses_before_treatments():
     own = {"drugs": ("Insulin",), "principal": {"A": 9, "B": 8, "C": 4, "D": 1}}
     assert made(own) == ["A, B or others with insulin"]
     assert made({"dx": {"A": 9, "B": 2}}) == ["A"]  # less than a third of the largest weight
+    assert prose.leading_sentence({"dx": []}) == "Leading codes. dx: none."
 
 
 def test_titles_leave_out_what_leads_many_phenotypes_unless_nothing_else_does():

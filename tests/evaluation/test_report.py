@@ -311,10 +311,10 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     ]  # fmt: skip
 
     def edit(phenotypes):
-        phenotypes["table"]["rates"] = {"died": 0.25, "back in a week": 0.5}
+        phenotypes["table"]["rates"] = {"died": 0.25, "back in ICU": 0.5}
         for phenotype, outcome in zip(phenotypes["table"]["phenotypes"], outcomes, strict=True):
             far = {"coefficient": 0.5, "p_value": 0.3, "interval": [-1.1, 1.204]}
-            phenotype["outcomes"] = {"died": outcome, "back in a week": far}
+            phenotype["outcomes"] = {"died": outcome, "back in ICU": far}
             phenotype["prevalence"] = "<10" if outcome is outcomes[3] else 0.125
 
     change(run / "phenotypes.json", edit)
@@ -323,7 +323,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     died = "Death: 20.0 % (95 % interval 15.0 to 26.0 %); all analysed patients 25.0 %."
     assert died in cards[1]
     assert (
-        "Back in a week: fewer than ten, a rate of at most 27.7 %; all analysed patients 50.0 %."
+        "Back in ICU: fewer than ten, a rate of at most 27.7 %; all analysed patients 50.0 %."
         in cards[1]
     )
     for number in (2, 3):
