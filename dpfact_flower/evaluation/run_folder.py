@@ -129,7 +129,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read the tables ``run-config`` and ``versions`` from ``config.toml``."""
     path = folder / CONFIG
     config: dict[str, Any] = _parsed(path, tomllib.loads, "TOML")
-    missing = [table for table in ("run-config", "versions") if table not in config]
+    missing = [t for t in ("run-config", "versions") if not isinstance(config.get(t), dict)]
     if missing:
         raise DataError(f"{path}: lacks {', '.join(missing)}")
     return config

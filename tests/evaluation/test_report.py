@@ -353,15 +353,15 @@ def test_phenotypes_switched_off_are_marked(runs, run):
 
     before = page_of(runs["simulated"])
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
-    assert "Not used" not in before.texts["phenotypes"]
+    assert "Sites whose own" not in before.texts["phenotypes"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
     first, second = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" 3 of 4: 2–4")
-    assert "Not used by the own model of north, south." in page.cards()[2]
-    assert "Not used by the own model of south." in page.cards()[3]
-    assert "Not used" not in page.cards()[1]
+    assert "Sites whose own model does not use the pattern: north, south." in page.cards()[2]
+    assert "Sites whose own model does not use the pattern: south." in page.cards()[3]
+    assert "Sites whose own" not in page.cards()[1]
     assert shares_by_site(page) == shares_by_site(before)  # patients may have it all the same
 
 

@@ -133,7 +133,7 @@ def test_what_is_not_json_is_refused(tmp_path, content):
 
 
 def test_a_config_has_two_tables(tmp_path):
-    (tmp_path / CONFIG).write_text("[run-config]\n")
+    (tmp_path / CONFIG).write_text("versions = 1\n[run-config]\n")
     with pytest.raises(DataError, match=rf"{CONFIG}: lacks versions$"):
         read_config(tmp_path)
     (tmp_path / CONFIG).write_text("rank 3")
