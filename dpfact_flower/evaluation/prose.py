@@ -244,7 +244,7 @@ def certainty_sentence(
         own = f"{likelihood(chance).capitalize()}: {own}."
     if not pairs:
         return own or "Not checked: this run was not compared with another run."
-    every = "the other run" if runs == 1 else f"all {counted(runs)} other runs"
+    every = {1: "the other run", 2: "both other runs"}.get(runs, f"all {counted(runs)} other runs")
     found = {
         STABLE: f"Stable: found again in {every}.",
         PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} other runs.",

@@ -59,10 +59,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def _content(run: FinishedRun) -> dict[str, Any]:
     model, summary, records, table = run.model, run.summary, run.records, run.tables.table
-    measured, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
-    own, uninformative = cards(run), run.uninformative
-    labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
-    shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
+    phenotypes, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
+    content, uninformative = cards(run), run.uninformative
+    labels = list(dict.fromkeys(label for each in phenotypes for label in each.outcomes))
+    shares = [share for each in phenotypes for share in (each.prevalence, *each.by_site.values())]
     systems = {
         v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
         for v in model.vocabularies
@@ -70,9 +70,9 @@ def _content(run: FinishedRun) -> dict[str, Any]:
     present = {name for of_mode in systems.values() for name in of_mode.values()}
     return {
         "summary": summary,
-        "first_line": prose.first_line(table, [card["certainty"] for card in own], unit),
+        "first_line": prose.first_line(table, [card["certainty"] for card in content], unit),
         "unit": unit,
-        "cards": own,
+        "cards": content,
         "systems": systems,
         "legend": [name for name in BODY_SYSTEMS if name in present],
         "shown": _SHOWN,
