@@ -32,14 +32,14 @@ surrogates get fewer codes in every mode."""
 _SLOPE, _OFFSET = 6.5, 2.7
 """Numbers in the logistic curve that maps `mean_similarity` to the chance of absence in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
-_MANY_CELLS, _EVEN = 4.0, 0.5
+_MANY_CELLS, EVEN = 4.0, 0.5
 """Of two phenotypes that are `alike`, one may be part of the other. If a typical patient has more
-than `_MANY_CELLS` cells, such a phenotype's chance of absence is at least `_EVEN`."""
+than `_MANY_CELLS` cells, such a phenotype's chance of absence is at least `EVEN`."""
 _USUAL = 0.35
 """Share of phenotypes absent from other patients for which the curve (see `_SLOPE`) was fitted."""
 _CLEAR = 0.75
 """A phenotype must match at least this share of `fits` better than by chance. Otherwise, its codes
-may be merely frequent, and its chance of absence is at least `_EVEN`."""
+may be merely frequent, and its chance of absence is at least `EVEN`."""
 _ITERATIONS, _PASSES = 20, 30
 """Numbers of iterations in a fit to one of the `halves`, and to patients drawn from that half."""
 
@@ -133,7 +133,7 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     `alike` count as one.
     """
     with one_blas_thread:
-        real = np.flatnonzero(_chance(mean_similarity(factors, fits)) <= _EVEN)
+        real = np.flatnonzero(_chance(mean_similarity(factors, fits)) <= EVEN)
         same = alike(factors)[np.ix_(real, real)] & (cells > _MANY_CELLS)
     return max(1, int(connected_components(same, directed=False)[0]))
 
@@ -149,11 +149,11 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
         similarities = _similarities(factors, fits)
         chance = _chance(similarities.mean(axis=0))
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
-        chance[doubted] = np.maximum(chance[doubted], _EVEN)
-        chance = np.maximum(chance, np.minimum(_for_share(chance), _EVEN))
+        chance[doubted] = np.maximum(chance[doubted], EVEN)
+        chance = np.maximum(chance, np.minimum(_for_share(chance), EVEN))
         by_chance = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
         is_clear = (similarities > by_chance).mean(axis=0) >= _CLEAR
-        least = np.where(is_clear, 0.0, _EVEN)
+        least = np.where(is_clear, 0.0, EVEN)
     return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 
 

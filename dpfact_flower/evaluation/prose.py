@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from dpfact_flower.estimation.certainty import EVEN
 from dpfact_flower.evaluation import tables
 from dpfact_flower.evaluation.membership import LEADING
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel, unique
@@ -116,8 +117,8 @@ def _either(names: Sequence[str], most: int) -> str:
 
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
-MOST_FALSE, EVEN = 0.1, 0.5
-"""The largest chances that `likelihood` calls likely real and uncertain."""
+MOST_FALSE = 0.1
+"""The largest chance that `likelihood` calls likely real."""
 
 
 def stability(pairs: Sequence[tables.Pair]) -> str:
