@@ -31,6 +31,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
+from dpfact_flower.privacy.patient.sharing import Sharing
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
 
@@ -215,8 +216,11 @@ def test_sites_that_spent_differently_have_a_row_each(run):
     assert "replacing a patient's record: 9.086" in claim
     assert PATIENT_CLAIM in claim
     assert "collude" not in claim
-    change(run / "summary.json", lambda summary: summary.update(alone=9.0003))
-    (claim,) = [t for _, tag, t in Page(run).blocks if tag == "p" and "replacing a patient" in t]
+    shared = {"alone": 9.0003, "claim": Sharing(20, 3, 2, 2).claim}
+    change(run / "summary.json", lambda summary: summary.update(shared))
+    page = Page(run)
+    assert "hold if at most 3 of 20 sites collude; if all others" in page.texts["methods"]
+    (claim,) = [t for _, tag, t in page.blocks if tag == "p" and "replacing a patient" in t]
     assert "If all other sites collude with the server: ε = 9.001" in claim
     alike = lambda summary: summary["per_site"].update(south=summary["per_site"]["north"])  # noqa: E731
     change(run / "summary.json", alike)
@@ -322,15 +326,9 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
     died = "Death: 20.0 % (95 % interval 15.0 to 26.0 %); all analysed patients 25.0 %."
     assert died in cards[1]
-    assert (
-        "Back in ICU: fewer than ten, a rate of at most 27.7 %; all analysed patients 50.0 %."
-        in cards[1]
-    )
-    for number in (2, 3):
-        assert (
-            "Death: fewer than ten, a rate of at most 27.7 %; all analysed patients 25.0 %."
-            in cards[number]
-        )
+    few = "fewer than ten, a rate of at most 27.7 %; all analysed patients"
+    assert f"Back in ICU: {few} 50.0 %." in cards[1]
+    assert all(f"Death: {few} 25.0 %." in cards[number] for number in (2, 3))
     assert "Fewer than ten patients. Not checked" in cards[4]
     overview = page.rows("phenotypes")[1:]
     assert "12.5 % 20.0 % (15.0–26.0)" in overview[0]
