@@ -408,7 +408,7 @@ def test_the_words_of_the_overview_are_explained_below_it(run):
     write_names(run, Names({}, {1: Review("drop")}))
     assert "neither doubtful nor not found: 2. First" in Page(run).texts["phenotypes"]
     methods = " ".join(page.texts["methods"].split())
-    for part in ("260 patients [source, years and exclusions]", "2 simulated sites [how]",
+    for part in ("260 patients [source, years and exclusions, such as", "2 simulated sites [how]",
                  "4 phenotypes [how this number was chosen]", "ε = 4.000 and δ = 1e-05",
                  "matched a phenotype in another run"):  # fmt: skip
         assert part in methods
