@@ -68,6 +68,7 @@ class Enrichment:
     `q_value` is `p_value` after a Benjamini-Hochberg correction for the number of phenotypes.
     """
 
+    phenotype: int
     mode: str
     group: str
     codes: tuple[str, ...]
@@ -172,14 +173,14 @@ def enrichments(
     least = np.minimum(tests.min(axis=0) * len(places), 1.0)
     found = []
     q_values = false_discovery_control(least)
-    for r, at in enumerate(tests.argmin(axis=0)):  # the phenotypes
+    for r, at in enumerate(tests.argmin(axis=0)):
         mode, group, members = places[at]
         vocabulary, chosen = lists[mode], leading[mode][:, r]
         codes = tuple(vocabulary.codes[c] for c in np.flatnonzero(members & chosen))
         many, p, q = int(chosen.sum()), float(least[r]), float(q_values[r])
         system, colon, _ = group.partition(":")
         name = (name_of(system, group) if colon else None) or group
-        found.append(Enrichment(vocabulary.name, name, codes, many, p, q))
+        found.append(Enrichment(r + 1, vocabulary.name, name, codes, many, p, q))
     return tuple(found)
 
 

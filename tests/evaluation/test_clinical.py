@@ -192,6 +192,7 @@ def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
     frame = Run.read(run).clinical()
     assert set(frame.classification) == {clinical.BODY_SYSTEMS, clinical.CCS}
     assert frame.is_about.sum() == 4
+    assert frame.phenotype.tolist() == [1, 2, 3, 4] * 2
     assert "| 1 of 4 | 3 of 4 | 0.14 |" in comparison([run])
 
 
