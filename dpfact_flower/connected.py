@@ -32,8 +32,8 @@ run within a minute. An executor that waits for parts of a message gives up two 
 class ConnectedSites:
     """A run's sites, and the messages of the current round.
 
-    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is the longest time
-    in seconds that a round may take. The current round's time limit, `seconds`, may be shorter.
+    `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is the time limit in
+    seconds for answers to a request. The limit in the current round, `seconds`, may be shorter.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -53,7 +53,7 @@ class ConnectedSites:
         return self.grid
 
     def wait(self, *, first: bool) -> list[int]:
-        """Wait up to `wait-timeout` seconds for the quorum or, if `first`, all expected sites."""
+        """Wait up to `wait-timeout` for the quorum (`first`: all expected sites). Return nodes."""
         run = self._coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

@@ -162,7 +162,7 @@ class Coordinator:
         return slowest + self.run.grace
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """In the first round, refuse fewer sites than the quorum, or more than the rule allows."""
+        """If `first`, refuse fewer sites than the quorum, or more than the rule allows."""
         run = self.run
         # Later rounds may begin below the quorum, because lost sites may return.
         if sites < run.min_sites and first:
@@ -194,7 +194,7 @@ class Coordinator:
         With secure sums, replies contain no arrays, and `sums` contains one total per group of
         sites (none if the sum failed). `charged` names all sites that spent budget on the sum,
         including sites that dropped out. If too few sites replied or the sum failed, the factors
-        stay unchanged. Raise a `QuorumError` if later rounds need the round's result.
+        stay unchanged, or a `QuorumError` is raised if later rounds need the round's result.
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:
@@ -244,7 +244,9 @@ class Coordinator:
         """Raise a `QuorumError` if no round of the run met the quorum."""
         if not any(record.updated for record in self.records):
             last = self.records[-1].failures if self.records else ()
-            raise QuorumError(f"no round met the quorum of {self.run.min_sites} site(s)", last)
+            problem = f"no round met the quorum of {self.run.min_sites} site(s)"
+            advice = "These failures are from the last round" if last else ""
+            raise QuorumError(problem, last, advice)
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that must not change when a run continues from a checkpoint."""
@@ -301,7 +303,9 @@ class Coordinator:
 def _checkpoint_in(folder: Path, *, resume: bool) -> Checkpoint | None:
     """Return the checkpoint to resume from. If `resume` is false, refuse an unfinished run."""
     path = folder / CHECKPOINT
-    if not path.exists():
+    with disk_errors(folder):
+        exists = path.exists()
+    if not exists:
         if resume:
             raise StateError(f"{path}: no checkpoint to resume from")
         return None

@@ -126,8 +126,8 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        In an asynchronous round, one call per reply moves the factors as far as one call with all
-        replies. Each call covers the same fraction of the remaining distance.
+        In an asynchronous round, the calls for all replies together move the factors as far as one
+        call would. Each call covers the same fraction of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -177,9 +177,9 @@ class ElasticRule(ServerRule):
         """Return the sites' weights for each phenotype, as an array of shape (sites, phenotypes).
 
         Before normalisation, a weight is the curvature of the site's error plus a constant. The
-        constant is the elastic pull times the mean curvature over phenotypes. The site's solver
-        divides a phenotype's gradient by the same weight. The weighted mean of the sites' factors
-        therefore follows the sum of the sites' gradients to a minimum of the pooled error.
+        constant is the elastic pull times the site's mean curvature over phenotypes. The site's
+        solver divides a phenotype's gradient by the same weight. The weighted mean of the sites'
+        factors therefore follows the sum of the sites' gradients to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))

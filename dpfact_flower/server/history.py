@@ -51,13 +51,13 @@ class Arrival(NamedTuple):
 class RoundRecord:
     """The record of a round, stored as one line of `history.jsonl`.
 
-    `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
-    round left the global factors unchanged. `seconds` is the time from sending the requests to
-    reading the last reply. `quorum_seconds` is the time until enough sites had answered, or 0 if
-    `updated` is False. `ended` is the UTC time at which the round ended, in ISO format. `arrivals`
-    lists an asynchronous round's replies in order of arrival. In an asynchronous round, `seconds`
-    is the time since the previous round ended, and `quorum_seconds` is 0. `dropped` contains the
-    names of sites that were charged and then dropped out of a secure sum.
+    `sites` contains the sorted names of the sites with usable replies. `updated` is False if a
+    missed quorum or a failed sum left the global factors unchanged. `seconds` is the time from
+    sending the requests to reading the last reply. `quorum_seconds` is the time until enough sites
+    had answered, or 0 if `updated` is False. `ended` is the UTC time at which the round ended, in
+    ISO format. `arrivals` lists an asynchronous round's replies in order of arrival. In an
+    asynchronous round, `seconds` is the time since the previous round ended, and `quorum_seconds`
+    is 0. `dropped` lists sites that were charged and then dropped out of a secure sum.
     """
 
     round: int

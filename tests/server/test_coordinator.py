@@ -188,7 +188,7 @@ def test_check_learned():
         coordinator.check_learned()
     close(coordinator, 1, "a", [Failure("node 6", "late")])
     close(coordinator, 2, "a", [Failure("node 7", "gone"), Failure("node 8", "dpfact:data")])
-    with pytest.raises(QuorumError, match=r"\): node 7: gone; node 8: dpfact:data$") as raised:
+    with pytest.raises(QuorumError, match=r"\): node 7.*:data\. .* last round$") as raised:
         coordinator.check_learned()
     assert raised.value.reasons == ("node 7: gone", "node 8: dpfact:data")
     close(coordinator, 3, "ab")
@@ -280,6 +280,8 @@ def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp
 def test_an_unfinished_run_is_not_overwritten_and_no_other_is_resumed(tmp_path):
     with pytest.raises(StateError, match="no checkpoint to resume from"):
         make(tmp_path / "new", resume=True)
+    with pytest.raises(StateError, match="File name too long"):
+        make(tmp_path / ("x" * 300))
     run_rounds(make(tmp_path), 5)
     before = (tmp_path / CHECKPOINT).read_bytes()
     with pytest.raises(StateError, match=r"unfinished run \(round 5 of 6\): set resume = true"):
