@@ -1,4 +1,4 @@
-"""Define the centre's commands: `dpfact centre`, `superlink`, `submit` and `status`."""
+"""Define the commands `dpfact centre`, `superlink`, `submit` and `status`."""
 
 from __future__ import annotations
 

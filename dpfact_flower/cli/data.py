@@ -1,4 +1,4 @@
-"""Turn EHR tables or made-up patients into one file per site (`dpfact data`)."""
+"""Define the commands of `dpfact data`, which write one data file per site."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ def _options(
     modes: Sequence[str], top: str, codes: list[str] | None, rolled_up: list[str] | None,
     min_patients: int, memory: str, default: str = "diagnoses",
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a reader's options. Entries of `rolled_up` that name no mode apply to `default`."""
+    """Return a reader's options. A roll-up without a mode's name is for the mode `default`."""
     rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
     options: dict[str, Any] = {
         "vocabularies": _read_lists(codes, modes),
@@ -69,7 +69,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's CLI command, with its own options and those that all scripts share."""
+    """Return the command that runs a reader script."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -127,7 +127,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A command group that also accepts the name or path of a reader script as a command."""
+    """A command group in which every reader script, given by name or path, is a command."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.scripts.names(), *super().list_commands(ctx)]

@@ -43,8 +43,8 @@ _SETTINGS: dict[str, type[Settings]] = {
 def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
-    The tables show the library's defaults. However, runs and dpfact audit take defaults from the
-    Flower App's config. If defaults in the App's config differ, a last line lists these settings.
+    The tables show the library's defaults. Runs and dpfact audit use the defaults in the Flower
+    App's config. The last line lists the settings for which the App has another default.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():

@@ -1,7 +1,7 @@
 """Define and parse the options that several `dpfact` subcommands share.
 
-Each command's docstring explains the arguments, because Flower requires Typer below 0.21, which
-shows no help for arguments if click 8.5 is installed.
+A command's docstring also explains the arguments. Flower requires Typer below 0.21, which shows no
+help for arguments if click 8.5 is installed.
 """
 
 import json
@@ -84,7 +84,7 @@ def parse_assignments(
 ) -> dict[str, Scalar]:
     """Parse ``--set`` values into a config. Values are in TOML format, but strings need no quotes.
 
-    A setting that is also an option of the command (`options`) is refused.
+    Refuse a setting in `options`, because the command has its own option for this setting.
     """
     config: dict[str, Scalar] = {}
     for text in texts or ():

@@ -270,7 +270,7 @@ def restore(
     folder: opt.Folder,
     noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
-    """Restore a lost ledger from a backup that has all rows up to the last head in the site's log.
+    """Restore a lost ledger from a backup, checked against the last head in the site's log.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
     never replaced. A backup with missing rows is refused, because the rows' cost would be lost.
@@ -283,7 +283,7 @@ def restore(
 
 
 def _find(folder: Path, site: str) -> Path:
-    """Return the site's folder: `folder` itself, or a folder directly inside it."""
+    """Return the site's folder, which is `folder` or a folder directly inside `folder`."""
     from dpfact_flower.privacy.ledger import LEDGER
 
     folder = folder.expanduser()
@@ -303,9 +303,10 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the guarantee after each row (None if the row has no cost), and all final guarantees.
+    """Return the total guarantee after each row, and all final guarantees.
 
-    Releases with different privacy units or neighbouring relations have separate guarantees.
+    A row without a cost has None instead of a guarantee. Releases with different privacy units or
+    neighbouring relations have separate guarantees.
     """
     from dpfact_flower.privacy import account
 
@@ -349,7 +350,7 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
 
 
 def _replacing(guarantee: Guarantee) -> str:
-    """Return a line with the bracketed epsilon for replacing a record, or "" if there is none."""
+    """Return the epsilon for replacing a record, in brackets on a new line, or "" for None."""
     from dpfact_flower.privacy import rounded_up
 
     epsilon = guarantee.headline.replacing
@@ -357,7 +358,7 @@ def _replacing(guarantee: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """Yield sentences that state the total costs and what the totals do not cover."""
+    """Yield sentences about the total costs, and about releases that no total covers."""
     if not totals:
         yield "nothing was charged"
     for total in totals:

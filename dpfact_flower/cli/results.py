@@ -163,8 +163,8 @@ def review(
     in random order. No privacy guarantee covers the three files: keep the files at the hospital.
 
     With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
-    and rewrites the report. The command also records the rounded share of confirmed charts, for
-    each half of the charts that has ten or more verdicts.
+    and rewrites the report. For each half of the charts that has ten or more verdicts, the command
+    also records the rounded share of confirmed charts.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)

@@ -72,7 +72,8 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    flwr run is called with a temporary SuperLink. Apart from noise, dpfact run does the same.
+    flwr run is called with a temporary SuperLink. dpfact run gives the same result, except for the
+    noise.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:

@@ -1,4 +1,4 @@
-"""Define the commands that a hospital runs: `dpfact site` and `dpfact keys`."""
+"""Define the commands `dpfact site` and `dpfact keys`, which a hospital runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def site_answer(
         str, Option(help="User who runs the SuperNode (default: you); other users get no answer.")
     ] = "",
 ) -> None:
-    """Answer a SuperNode's messages until you stop the command, and run only the installed code.
+    """Answer a SuperNode's messages with the installed code, until you stop the command.
 
     The SuperNode needs the option --isolation process. This command replaces flower-superexec,
     which would run code that the SuperLink sends.

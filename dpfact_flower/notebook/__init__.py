@@ -1,1 +1,1 @@
-"""DPFact's Python interface for data in memory, with a scikit-learn estimator."""
+"""Run DPFact from Python, and read a run's results."""

@@ -42,7 +42,7 @@ class Run(FinishedRun):
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Return each phenotype's codes, which reveal no more about patients than the model does.
+        """Return the codes of each phenotype. The codes are as public as the model.
 
         The column ``certainty`` is based on the run's `replications` and `model.false_discovery`.
         """
@@ -139,7 +139,7 @@ class Run(FinishedRun):
         return self._drawn("auc", ax, predictions[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
-        """Call the function `what` of the module `plots`, with new axes if `ax` is None."""
+        """Draw the plot `what` on `ax`, or on new axes if `ax` is None."""
         library("matplotlib")
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 

@@ -1,9 +1,9 @@
 """Run `dpfact site answer`, the executor that answers messages with the hospital's own app.
 
 With every run, a SuperLink sends an app to the hospitals. Flower's own executor,
-`flower-superexec`, starts the app from the SuperLink, so anyone who may submit a run can run code
-at the hospital. The executor in this module starts the installed `dpfact_flower.runtime.worker`,
-and never unpacks, installs or imports an app from the SuperLink.
+`flower-superexec`, starts this app. Anyone who may submit a run can therefore run code at the
+hospital. The executor in this module starts the installed `dpfact_flower.runtime.worker`, and never
+unpacks, installs or imports an app from the SuperLink.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: str = "") -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    On SIGTERM, the process ends after the current message or, if SIGTERM is repeated, at once.
+    On SIGTERM, the process ends after the current message. A second SIGTERM ends it at once.
     `config` is read again for each message. By default, `node_user` is this process's user.
     """
     refuse_unknown_version()
@@ -67,8 +67,8 @@ def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: 
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    Two simultaneous computations would compete for processor and memory. The delay or failure of
-    one reply could then reveal facts about the data in the other computation.
+    If two computations ran at the same time, the delay or failure of one computation could reveal
+    facts about the data of the other.
     """
     is_busy = is_stopping = False
 
@@ -99,9 +99,9 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 def _set_environment(state: Path) -> None:
     """In `os.environ`, disable proxies and telemetry, and set the folders of Flower and numba.
 
-    Proxy settings are removed, because otherwise even local traffic could go to a proxy. Anyone who
-    can write to numba's cache of compiled code can run code at the site, so the cache is in the
-    state folder by default. Flower needs a home folder on import, but stores nothing there.
+    Proxy settings are removed, because otherwise even local traffic could go to a proxy. Numba's
+    cache of compiled code is in the state folder by default, because anyone who can write to the
+    cache can run code at the site. Flower needs a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

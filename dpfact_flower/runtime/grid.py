@@ -47,7 +47,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The only run's record, which contains nothing except the run's id."""
+        """A record of the run, which contains only the run's id."""
         return Run.create_empty(_RUN_ID)
 
     def create_message(
@@ -66,7 +66,7 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the nodes. A node's registered name is the node config's value of `site`."""
+        """Return the nodes. Each node's name is the value of `site` in the node's config."""
         sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
         return [NodeInfo(node_id=node, name=sites.get(node, "")) for node in self.get_node_ids()]
 

@@ -53,8 +53,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds simulated sites, which are by default read from the folder that `config` names.
-    `durable` sites keep budgets. If `measured` is False, a simulation's model is not evaluated.
+    `cohort` contains the sites of a simulation. By default, they are read from the folder named in
+    `config`. `durable` sites keep budgets. A simulation's model is evaluated if `measured` is true.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -89,7 +89,7 @@ def serve(
 
 
 def federate_config(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
-    """Run DPFact with all sites in this process, as a run config says. Return the run folder."""
+    """Run DPFact from a run config, with all sites in this process. Return the run folder."""
     checked = RunConfig.read(config)
     if not prepare_data(checked.app):
         raise SettingsError("data: a run in one process needs data")

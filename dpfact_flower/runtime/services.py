@@ -1,15 +1,7 @@
 """Run Flower's SuperLink or SuperNode as a service (`dpfact superlink`, `dpfact site connect`).
 
 A service exits when any of its threads or its helper process fails, so that systemd restarts the
-service. The services work around the following faults in Flower:
-
-- Flower does not restart the SuperExec (the SuperLink's helper that starts ServerApps) if the
-  SuperExec is killed. All runs then stay `pending`.
-- The SuperLink waits only five seconds for its own database. If two runs on a slow machine keep the
-  database busy for more than five seconds, the SuperExec and all ServerApps exit.
-- If the SuperNode's connection fails unexpectedly, one thread ends but the SuperNode does not.
-- If the executor is killed while it sends a reply, the SuperNode waits forever for the reply.
-- The SuperNode sends a reply only after it has received another message.
+service. The functions below describe the faults in Flower that they work around.
 """
 
 import argparse
@@ -41,7 +33,11 @@ _logger = logging.getLogger(__name__)
 
 
 def run_superlink(options: Sequence[str]) -> None:
-    """Run a SuperLink with `flower-superlink`'s options until the SuperLink or its helper exits."""
+    """Run a SuperLink with `flower-superlink`'s options until the SuperLink or its helper exits.
+
+    The helper, Flower's SuperExec, starts the ServerApps. Flower does not restart a killed helper,
+    and without the helper all runs stay `pending`.
+    """
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -55,7 +51,11 @@ def run_superlink(options: Sequence[str]) -> None:
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or fails."""
+    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or fails.
+
+    Flower's SuperNode does not exit when one of its threads fails, for example the thread of the
+    connection to the SuperLink.
+    """
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -104,7 +104,11 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def extend_database_timeout() -> None:
-    """Make a SuperLink that is imported after this call wait longer for a busy database."""
+    """Make a SuperLink that is imported after this call wait longer for a busy database.
+
+    Flower waits five seconds. If two runs on a slow machine keep the database busy for longer, the
+    SuperLink's helper and all ServerApps exit.
+    """
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -127,7 +131,10 @@ def _helper_has_ended() -> bool:
 
 
 def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make `pull` return a run that has an unsent reply, if no run has a message to fetch."""
+    """Wrap `pull`, so that the SuperNode sends replies although no message has arrived.
+
+    Flower's SuperNode sends replies only after `pull` has returned a message's run.
+    """
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
@@ -141,7 +148,10 @@ def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | No
 
 
 def _with_time_limit(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts of a reply, and terminate the SuperNode if a part does not arrive in time."""
+    """Yield the parts of a reply, and terminate the SuperNode if a part does not arrive in time.
+
+    Flower's SuperNode would wait forever if the executor is killed while it sends a reply.
+    """
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
     while True:

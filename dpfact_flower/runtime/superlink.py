@@ -259,9 +259,10 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
+    """Start a SuperLink on a free loopback port.
 
-    Ray runs the clients if `simulation` is true, and SuperNodes run them if it is false.
+    Ray runs the clients if `simulation` is true, and SuperNodes run the clients if it is false. The
+    SuperLink and its helpers stop when the context ends.
     """
     home = home.absolute()
     private_folder(home)

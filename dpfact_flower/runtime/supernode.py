@@ -49,7 +49,7 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """The address of a SuperNode, whose listening process must belong to the expected user.
+    """A SuperNode's address, used only while the expected user's process listens there.
 
     A SuperNode does not prove its identity. While the SuperNode is down, another user's process
     could bind the port and spend the hospital's privacy budget with forged messages. `intercept`

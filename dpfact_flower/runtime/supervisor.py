@@ -30,7 +30,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
     Yield the supervisor's `Popen` object, created with `options`. The supervisor outlives the
     command and its helpers, and exits with the command's exit code. If a signal ended the command,
-    the exit code is 128 plus the signal's number. Calling `communicate` would end the command.
+    the exit code is 128 plus the signal's number. `communicate` would end the command.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}

@@ -2,8 +2,8 @@
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
 reply. The executor itself never reads patients' data. If the new process dies, the executor sends
-an error code when the reply would be due. A process that hangs is killed after its time limit.
-Otherwise, the SuperNode would report the failure at a time that depends on patients' data.
+an error code when the reply would be due. The SuperNode itself would report the failure at a time
+that depends on patients' data. A process that hangs is killed after its time limit.
 """
 
 import json
@@ -108,8 +108,8 @@ class Answering:
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Send `question` to a new process, and return the parts of its output (see `main`).
 
-        Do not wait until the process exits, because the time that the process needs to free its
-        memory depends on patients' data. The next call waits until the old process has exited.
+        Do not wait until the process exits, because the time to free its memory depends on
+        patients' data. The next call waits until the old process has exited.
         """
         if self._last is not None:
             self._last.wait()
