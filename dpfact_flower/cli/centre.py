@@ -70,7 +70,7 @@ def centre_init(
 @centre_app.command("admit")
 def centre_admit(
     public_key: Annotated[Path, Argument(metavar="NAME.pub")],
-    folder: opt.Home = opt.HOME,
+    folder: Annotated[Path, Option(help="The folder of dpfact centre init.")] = opt.HOME,
     fingerprint: Annotated[str, Option(help="Fingerprint from the hospital (default: ask).")] = "",
 ) -> None:
     """Register a hospital's key, after you have compared its fingerprint by telephone.

@@ -44,7 +44,7 @@ def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
     The tables show the library's defaults. Runs and dpfact audit use the defaults in the Flower
-    App's config. The last line lists the settings for which the App has another default.
+    App's config. A last line lists any settings for which the App has another default.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():

@@ -46,7 +46,9 @@ def _folder(given: str | Path) -> Path:
 
 Set = Annotated[
     list[str] | None,
-    Option("--set", "-s", help="A setting, KEY=VALUE; may be repeated. See dpfact settings."),
+    Option(
+        "--set", "-s", metavar="KEY=VALUE", help="A setting; may be repeated. See dpfact settings."
+    ),
 ]
 FlowerApp = Annotated[
     Path,

@@ -41,7 +41,7 @@ def plan(
     sizes: Annotated[str, Option(help="Number of codes in each feature mode, e.g. 202x316.")],
     patients: Annotated[int, Option(help="Public estimate of the total; 0: unknown.", min=0)] = 0,
     sites: Annotated[int, Option(help="Number of sites; 0: unknown.", min=0)] = 0,
-    rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = 20,
+    rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = SolverSettings().rank,
     epsilon: Annotated[float, Option(help="Epsilon of the whole run, for each patient.")] = 4.0,
     delta: Annotated[float, Option(help="Delta of the whole run.")] = 1e-5,
     settings: opt.Set = None,
@@ -57,7 +57,8 @@ def plan(
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
     facts = {"epsilon": epsilon, "delta": delta, "patients": patients}
-    given = {"privacy": "patient", **opt.parse_assignments(settings, facts)}
+    given = opt.parse_assignments(settings, (*facts, "rank", "sites"))
+    given = {"privacy": "patient", **given}
     refuse_unknown(given, PrivacySettings)
     if given["privacy"] != "patient":
         raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")
@@ -276,9 +277,9 @@ def restore(
     never replaced. A backup with missing rows is refused, because the rows' cost would be lost.
     """
     from dpfact_flower.privacy import ledger
-    from dpfact_flower.privacy.ledger import Head
 
-    head = ledger.restore(backup_folder.expanduser(), folder.expanduser(), Head.parse(noted))
+    head = ledger.Head.parse(noted)
+    head = ledger.restore(backup_folder.expanduser(), folder.expanduser(), head)
     say(f"OK: {head.rows} rows, head {head}")
 
 

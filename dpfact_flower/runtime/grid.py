@@ -67,8 +67,10 @@ class InProcessGrid(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes. Each node's name is the value of `site` in the node's config."""
-        sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
-        return [NodeInfo(node_id=node, name=sites.get(node, "")) for node in self.get_node_ids()]
+        return [
+            NodeInfo(node_id=node, name=str(context.node_config.get("site", "")))
+            for node, context in self._contexts.items()
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages and keep the replies. A ClientApp's exception becomes an error reply."""

@@ -17,7 +17,7 @@ from string import Template
 
 import tomli_w
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -73,6 +73,12 @@ def renew_centre(folder: Path, name: str) -> None:
         if name != first.value:
             raise SettingsError(f"NAME: the hospitals connect to {first.value!r}: give this name")
     key, certificate = new_server(name, authority.read_bytes())
+    try:
+        issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(issuer)
+    except (InvalidSignature, TypeError, ValueError):
+        text = f"ca.key: belongs to another authority than {folder}/ca.crt, which hospitals trust"
+        raise SettingsError(text) from None
     with replacing(folder / "server.key") as file:
         os.fchown(file.fileno(), (folder / "flwr").stat().st_uid, -1)  # the service's user
         file.write(key)

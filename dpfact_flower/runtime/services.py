@@ -42,10 +42,20 @@ def run_superlink(options: Sequence[str]) -> None:
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
     extend_database_timeout()
-    from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
+    from flwr.superlink.cli.flower_superlink import (  # noqa: PLC0415
+        SuperLinkLifespan,
+        flower_superlink,
+    )
 
     use_flower_handler()
     sys.argv = ["flower-superlink", *options]
+    shut_down = SuperLinkLifespan.shutdown  # also ends the helper
+
+    def shut_down_quietly(lifespan: SuperLinkLifespan) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        shut_down(lifespan)
+
+    SuperLinkLifespan.shutdown = shut_down_quietly  # type: ignore[method-assign]
     signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
     flower_superlink()
 

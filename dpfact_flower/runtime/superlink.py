@@ -266,15 +266,15 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """
     home = home.absolute()
     private_folder(home)
-    port, control = free_port(), free_port()
+    port = free_port()
     address = f"127.0.0.1:{port}"
     connection = {"address": address, "insecure": True}
     config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = [
         tool("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port),
-        "--control-api-address", f"127.0.0.1:{control}", "--database", str(home / "state.db"),
-        "--isolation", "subprocess", "--disable-runtime-dependency-installation",
+        "--database", str(home / "state.db"), "--isolation", "subprocess",
+        "--disable-runtime-dependency-installation",
         *(["--simulation"] if simulation else []),
     ]  # fmt: skip
     environment, log = {**quiet_environment(), "FLWR_HOME": str(home)}, home / "superlink.log"

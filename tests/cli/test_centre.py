@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.runtime.installation import new_authority
 from dpfact_flower.runtime.superlink import Connection
 from dpfact_flower.site.hospital import read_site_settings
 from tests.commands import dpfact
@@ -100,9 +101,13 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
         assert (centre / "server.key").stat().st_uid == (centre / "flwr").stat().st_uid
     for secret in ("ca.key", "server.key"):
         assert (centre / secret).stat().st_mode & 0o077 == 0
-    (centre / "ca.key").write_bytes((centre / "ca.crt").read_bytes())
-    with pytest.raises(SettingsError, match=r"ca\.key: need the key that dpfact centre init wrote"):
-        dpfact("centre", "init", *again)
+    before = (centre / "server.pem").read_bytes()
+    garbled, another = (centre / "ca.crt").read_bytes(), new_authority()[0]
+    for key, error in ((garbled, "need the key that dpfact"), (another, "another authority than")):
+        (centre / "ca.key").write_bytes(key)
+        with pytest.raises(SettingsError, match=rf"ca\.key: .*{error}"):
+            dpfact("centre", "init", *again)
+        assert (centre / "server.pem").read_bytes() == before
     with pytest.raises(SettingsError, match=r"connect to 'centre\.example': give this name"):
         dpfact("centre", "init", "other.example", *again[1:])
     (centre / "ca.key").unlink()
