@@ -9,10 +9,11 @@ import logging
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,8 +24,6 @@ from dpfact_flower.runtime.superlink import quiet_environment
 
 HOST, PORT = "127.0.0.1", 9094
 """Default address at which a SuperNode listens for its executor."""
-_HELPER = "flower-superexec"[:15]
-"""Name of the helper's process. Linux truncates such names to 15 characters."""
 _BUSY_MILLISECONDS = 25_000
 """Longest wait for a busy database. Flower's clients wait for 30 s before they ask again."""
 _PART_SECONDS = 60.0
@@ -33,11 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 def run_superlink(options: Sequence[str]) -> None:
-    """Run a SuperLink with `flower-superlink`'s options until the SuperLink or its helper exits.
-
-    The helper, Flower's SuperExec, starts the ServerApps. Flower does not restart a killed helper,
-    and without the helper all runs stay `pending`.
-    """
+    """Run a SuperLink with `flower-superlink`'s options until the SuperLink or its helper exits."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -49,22 +44,14 @@ def run_superlink(options: Sequence[str]) -> None:
 
     use_flower_handler()
     sys.argv = ["flower-superlink", *options]
-    shut_down = SuperLinkLifespan.shutdown  # also ends the helper
-
-    def shut_down_quietly(lifespan: SuperLinkLifespan) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        shut_down(lifespan)
-
-    SuperLinkLifespan.shutdown = shut_down_quietly  # type: ignore[method-assign]
-    signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
+    _end_with_helper(SuperLinkLifespan)
     flower_superlink()
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
     """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or fails.
 
-    Flower's SuperNode does not exit when one of its threads fails, for example the thread of the
-    connection to the SuperLink.
+    Flower's own SuperNode does not exit if the thread of its connection fails.
     """
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -125,19 +112,29 @@ def extend_database_timeout() -> None:
     constant.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[assignment]
 
 
-def _end_without_helper() -> None:
-    if _helper_has_ended():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _end("the SuperLink's process that starts runs has ended")
+def _end_with_helper(lifespan: Any) -> None:
+    """Change Flower's class `lifespan`, so that a SuperLink ends if its helper ends first.
 
+    The helper, a SuperExec, starts the ServerApps. Flower does not restart a killed helper, and
+    without the helper all runs stay `pending`.
+    """
+    start, stop, is_stopping = lifespan.startup, lifespan.shutdown, threading.Event()
 
-def _helper_has_ended() -> bool:
-    """Return whether the child process that has exited is the SuperLink's helper."""
-    with suppress(OSError):  # other code in this process has already waited for the child
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended:
-            return Path(f"/proc/{ended.si_pid}/comm").read_text().strip() == _HELPER
-    return False
+    def await_helper(helper: subprocess.Popen[bytes]) -> None:
+        helper.wait()
+        if not is_stopping.is_set():
+            _end("the SuperLink's process that starts runs has ended")
+
+    def startup(link: Any) -> None:
+        start(link)
+        if helper := link.superexec_process:
+            threading.Thread(target=await_helper, args=(helper,), daemon=True).start()
+
+    def shutdown(link: Any) -> None:
+        is_stopping.set()  # a SuperLink that stops also stops its helper
+        stop(link)
+
+    lifespan.startup, lifespan.shutdown = startup, shutdown
 
 
 def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | None]:

@@ -36,6 +36,7 @@ INSIDE = sorted(
 """Every private name of Flower: the module that uses it, its origin, and its kind."""
 ATTRIBUTES = {
     "start_client_internal": ("_pull_and_store_message", "push_object_contents_from_iterable"),
+    "SuperLinkLifespan": ("startup", "shutdown"),
     "TaskIdentity": ("task_id", "run_id", "node_id"),
     "Run": ("create_empty",),
     "constant": ("SQLITE_PRAGMAS",),
@@ -55,7 +56,6 @@ ATTRIBUTES = {
 """Attributes of these that mypy does not see, or that this package changes."""
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
-    "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/services: _HELPER"),
     'FINISHED = "finished"': ("common/constant.py", "runtime/superlink: _FINISHED, COMPLETED"),
     'COMPLETED = "completed"': ("common/constant.py", "runtime/superlink: COMPLETED"),
     "%s raised an exception": ("superlink/runtime/run_serverapp.py", "machine/logs: in_one_line"),

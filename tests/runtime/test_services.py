@@ -1,14 +1,12 @@
 """Flower's SuperLink and SuperNode end if a part has failed, so that they are restarted."""
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Event, Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -171,19 +169,25 @@ def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, da
 
 
 @pytest.mark.process
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_the_end_of_the_helper_is_told_from_that_of_others_and_from_a_pause(monkeypatch):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_superlink_ends_with_its_helper_and_calls_its_own_stop_no_failure(monkeypatch, stopped):
     """Flower's own SuperLink continues without its helper, and every run stays `pending`."""
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        name = Path(f"/proc/{child.pid}/comm").read_text().strip()
-        os.kill(child.pid, signal.SIGSTOP)  # the parent is notified of this too
-        monkeypatch.setattr(module, "_HELPER", name)
-        assert not module._helper_has_ended()
-        os.kill(child.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert module._helper_has_ended()
-        monkeypatch.setattr(module, "_HELPER", "another")
-        assert not module._helper_has_ended()
+
+    class Lifespan:
+        def startup(self):
+            self.superexec_process = subprocess.Popen(["sleep", "60"])
+
+        def shutdown(self):
+            self.superexec_process.terminate()
+
+    ended = []
+    monkeypatch.setattr(module, "_end", ended.append)
+    module._end_with_helper(Lifespan)
+    (link := Lifespan()).startup()
+    (watching,) = (each for each in enumerate_threads() if each.name.endswith("(await_helper)"))
+    link.shutdown() if stopped else link.superexec_process.kill()
+    watching.join(PATIENCE)
+    assert bool(ended) is not stopped
 
 
 def test_with_another_flower_no_superlink_is_started(monkeypatch):
