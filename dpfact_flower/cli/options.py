@@ -46,9 +46,7 @@ def _folder(given: str | Path) -> Path:
 
 Set = Annotated[
     list[str] | None,
-    Option(
-        "--set", "-s", metavar="KEY=VALUE", help="A setting; may be repeated. See dpfact settings."
-    ),
+    Option("--set", "-s", metavar="KEY=VALUE", help="A setting; repeatable. See dpfact settings."),
 ]
 FlowerApp = Annotated[
     Path,

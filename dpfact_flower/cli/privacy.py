@@ -57,8 +57,7 @@ def plan(
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
     facts = {"epsilon": epsilon, "delta": delta, "patients": patients}
-    given = opt.parse_assignments(settings, (*facts, "rank", "sites"))
-    given = {"privacy": "patient", **given}
+    given = {"privacy": "patient", **opt.parse_assignments(settings, {*facts, "rank", "sites"})}
     refuse_unknown(given, PrivacySettings)
     if given["privacy"] != "patient":
         raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")

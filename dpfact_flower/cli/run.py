@@ -72,8 +72,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    flwr run is called with a temporary SuperLink. dpfact run gives the same result, except for the
-    noise.
+    flwr run is called with a temporary SuperLink. Only the noise differs from a run of dpfact run.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:

@@ -145,7 +145,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
     )
 
 
-COHORT_NAME = "sites"  # name of a cohort made from separate sites
+_COHORT_NAME = "sites"
 ONE_MODE = "codes"  # the single feature mode of a matrix
 
 
@@ -182,11 +182,11 @@ def as_cohort(
             "vocabularies": vocabularies, "window_days": window_days, "keep_empty": keep_empty,
         }  # fmt: skip
         if len(named) > 1:
-            return frames.read_sites(named, COHORT_NAME, **options)
+            return frames.read_sites(named, _COHORT_NAME, **options)
         ((name, frame),) = named.items()
         return frames.read_events(frame, name, **options)
     sites = [_site(name, site, vocabularies) for name, site in named.items()]
-    return Cohort(COHORT_NAME, tuple(sites))
+    return Cohort(_COHORT_NAME, tuple(sites))
 
 
 def is_site(given: Any) -> bool:
@@ -391,8 +391,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         """Names of the columns of `components_` (``mode=code``, or ``code`` for a single mode)."""
         check_is_fitted(self)
         lists = self.model_.vocabularies
-        named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
-        return np.array([f"{mode}={code}" if mode else code for mode, code in named], dtype=object)
+        names = [f"{v.name}={code}" if len(lists) > 1 else code for v in lists for code in v.codes]
+        return np.array(names, dtype=object)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")

@@ -224,7 +224,6 @@ def _executor(machine: Machine) -> Iterator[str]:
 
 
 def _port(machine: Machine) -> Iterator[str]:
-    """Check that only the SuperNode's user listens on the port to which the executor connects."""
     executor = machine.executor
     node, given = files.user_name(machine.node_user), executor.option("--node-user")
     if (executor.uid if given is None else files.user_id(given)) != machine.node_user:

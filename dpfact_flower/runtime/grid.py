@@ -67,10 +67,8 @@ class InProcessGrid(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes. Each node's name is the value of `site` in the node's config."""
-        return [
-            NodeInfo(node_id=node, name=str(context.node_config.get("site", "")))
-            for node, context in self._contexts.items()
-        ]
+        configs = {node: context.node_config for node, context in self._contexts.items()}
+        return [NodeInfo(node_id=n, name=str(own.get("site", ""))) for n, own in configs.items()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages and keep the replies. A ClientApp's exception becomes an error reply."""

@@ -1,8 +1,7 @@
 """Write certificates, keys, settings and systemd units for a coordinating centre or a hospital.
 
 Only ``install.sh`` needs root, and the administrator should read ``install.sh`` before running it.
-To try a deployment on one machine, use ``start.sh``, which runs the systemd units' commands as the
-current user. All TLS certificates pass the stricter verification of Python 3.13 and later.
+To try a deployment without root, use ``start.sh``, which runs the systemd units' commands.
 """
 
 import datetime

@@ -158,7 +158,6 @@ def _check_nodes(grid: Grid, sites: int) -> None:
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds, and report progress to `watch`."""
     coordinator = strategy.coordinator
 
     def report_round(number: int, _: ArrayRecord) -> None:

@@ -4,9 +4,8 @@
 at once, but the SuperLink reports the failure only a minute later. `Connection` therefore requests
 the run's state repeatedly until the run has ended.
 
-By default, `flwr run` starts a SuperLink as a daemon that outlives the run. Later runs use the
-first run's daemon, folder and environment. For `dpfact simulate` and notebooks, `local_superlink`
-starts a SuperLink that exits with this process and has its own folder and ports.
+Without a SuperLink, `flwr run` starts one that outlives the run, and later runs use its folder and
+environment. `local_superlink` starts a SuperLink that exits with this process.
 """
 
 import json
