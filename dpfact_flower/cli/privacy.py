@@ -270,7 +270,7 @@ def restore(
     folder: opt.Folder,
     noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
-    """Restore a lost ledger from a backup, checked against the last head in the site's log.
+    """Restore a lost ledger from a backup, and check it against the last head in the site's log.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
     never replaced. A backup with missing rows is refused, because the rows' cost would be lost.
@@ -290,13 +290,13 @@ def _find(folder: Path, site: str) -> Path:
     if (folder / LEDGER).exists() and site in ("", folder.resolve().name):
         return folder
     sites = {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{LEDGER}"))}
+    if not site and len(sites) == 1:
+        (site,) = sites
     if site in sites:
         return sites[site]
     if not sites:
         whose = f" of site {site!r}" if site else ""
         raise StateError(f"{folder}: no {LEDGER}{whose} here or in a folder directly inside")
-    if len(sites) == 1 and not site:
-        return next(iter(sites.values()))
     raise StateError(f"--site: need one of {', '.join(sites)}; got {site!r}")
 
 

@@ -49,10 +49,7 @@ def run_superlink(options: Sequence[str]) -> None:
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or fails.
-
-    Flower's own SuperNode does not exit if the thread of its connection fails.
-    """
+    """Run a SuperNode with `flower-supernode`'s options until the SuperNode stops or fails."""
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -60,7 +57,7 @@ def run_supernode(options: Sequence[str]) -> NoReturn:
 
     use_flower_handler()
     sys.argv = ["flower-supernode", *options]
-    threading.excepthook = lambda failed: _end(
+    threading.excepthook = lambda failed: _end(  # Flower goes on without the failed thread
         f"a part of the SuperNode has failed ({failed.exc_value!r})"
     )
     patched = vars(node)  # Flower has no public way to change these two functions
