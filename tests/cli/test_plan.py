@@ -72,9 +72,6 @@ def test_it_says_what_secure_sums_are_worth_and_rest_on(secure):
     assert "at most 2 of 20 sites collude" in shown
     assert "epsilon 4.747 instead of 1.000" in shown
     assert ("even if all other sites collude" in shown) is (secure == "true")
-
-
-def test_two_sites_have_no_secure_sums():
     assert "secure" not in plan("--sizes", "202x316", "--patients", "10000", "--sites", "2")
 
 
@@ -111,7 +108,8 @@ def test_the_largest_sizes_have_a_plan():
         (("--sizes", "0x316"), "sizes"),
         (("--sizes", "20000x1"), r"sizes: 20000x1 makes .* 200,010,000 values.* 200,000,000"),
         (("--sizes", "9" * 30 + "x2"), "sizes: 9+x2 makes"),
-        (("--sizes", "2x3", "-s", "epsilon=3"), "epsilon"),
+        (("--sizes", "2x3", "-s", "epsilon=3"), "use --epsilon"),
+        (("--sizes", "2x3", "-s", "rank=3"), "use --rank"),
         (("--sizes", "2x3", "-s", "privacy=none"), "privacy"),
         (("--sizes", "2x3", "-s", "bounds=1"), "did you mean"),
     ],

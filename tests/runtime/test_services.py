@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from threading import enumerate as enumerate_threads
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -168,24 +169,18 @@ def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, da
     assert "RestartPreventExitStatus=2" in written("dpfact-centre.service")
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_superlink_ends_with_its_helper_and_calls_its_own_stop_no_failure(monkeypatch, stopped):
     """Flower's own SuperLink continues without its helper, and every run stays `pending`."""
 
-    class Lifespan:
-        def startup(self):
-            self.superexec_process = subprocess.Popen(["sleep", "60"])
-
-        def shutdown(self):
-            self.superexec_process.terminate()
-
-    ended = []
+    helper, ended = Event(), []  # an event, too, has a method `wait`
+    link = SimpleNamespace(superexec_process=helper)
+    lifespan = SimpleNamespace(startup=lambda _: None, shutdown=lambda _: helper.set())
     monkeypatch.setattr(module, "_end", ended.append)
-    module._end_with_helper(Lifespan)
-    (link := Lifespan()).startup()
+    module._end_with_helper(lifespan)
+    lifespan.startup(link)
     (watching,) = (each for each in enumerate_threads() if each.name.endswith("(await_helper)"))
-    link.shutdown() if stopped else link.superexec_process.kill()
+    lifespan.shutdown(link) if stopped else helper.set()
     watching.join(PATIENCE)
     assert bool(ended) is not stopped
 
