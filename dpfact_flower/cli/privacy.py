@@ -84,7 +84,7 @@ def plan(
         console.print(_levers(outlook))
     sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(outlook.sentence)}"
     console.print(sentence, soft_wrap=True)
-    say(_asked(needs_of(made)))
+    say(_resources(needs_of(made)))
     if sites >= LEAST_SITES and chosen.patients:
         other = replace(chosen, secure_sums=not chosen.secure_sums)
         say(_compared(made, planned(other, rank=rank)))
@@ -153,7 +153,7 @@ def _levers(outlook: Outlook) -> Table:
     return table
 
 
-def _asked(needs: Needs) -> str:
+def _resources(needs: Needs) -> str:
     from dpfact_flower.evaluation.page import size
 
     text = f"each site needs about {size(needs.memory)} of memory besides its data, and sends "

@@ -61,8 +61,13 @@ def serve(
         cohort = Cohort.load(app.cohort_folder)
     planned = privacy
     if cohort is not None:
-        _check_nodes(grid, len(cohort.sites))
         run = replace(run, sites=len(cohort.sites))
+        nodes = len(list(grid.get_node_ids()))
+        if nodes != run.sites:
+            raise SettingsError(
+                f"the data has {run.sites} sites, the simulation {nodes} virtual clients: "
+                f'use --federation-config "num-supernodes={run.sites}"'
+            )
         if privacy.privacy == "patient" and not privacy.patients:  # a simulation can count them
             planned = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
@@ -76,13 +81,18 @@ def serve(
         resume=app.resume,
         durable=durable or cohort is None,
     )
-    _start(strategy, grid, watch)
+    coordinator = strategy.coordinator
+
+    def report_round(number: int, _: ArrayRecord) -> None:
+        watch("rounds", (coordinator.finished_rounds if number else 0) / coordinator.rounds)
+
+    strategy.start(grid, evaluate_fn=None if watch is no_progress else report_round)
     if cohort is not None and measured and privacy.privacy == "patient":
-        _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
+        _refit_sites(cohort, app.sites_folder, coordinator.run.job)
     # The stored config omits a generated job name, because sites refuse to repeat a job. A counted
     # number of patients is omitted too, because a repeated run would treat this number as public.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
-    _write(strategy.coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
+    _write(coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
     if report:
         _report(app.run_folder)
     return app.run_folder
@@ -145,25 +155,6 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
     _write(coordinator, config, vocabularies)
     _report(app.run_folder)
     return app.run_folder
-
-
-def _check_nodes(grid: Grid, sites: int) -> None:
-    """Refuse a simulation unless it has one virtual client per site."""
-    nodes = len(list(grid.get_node_ids()))
-    if nodes != sites:
-        raise SettingsError(
-            f"the data has {sites} sites, the simulation {nodes} virtual clients: "
-            f'use --federation-config "num-supernodes={sites}"'
-        )
-
-
-def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    coordinator = strategy.coordinator
-
-    def report_round(number: int, _: ArrayRecord) -> None:
-        watch("rounds", (coordinator.finished_rounds if number else 0) / coordinator.rounds)
-
-    strategy.start(grid, evaluate_fn=None if watch is no_progress else report_round)
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:

@@ -1,7 +1,6 @@
 """Run Flower's SuperLink or SuperNode as a service (`dpfact superlink`, `dpfact site connect`).
 
-A service exits when any of its threads or its helper process fails, so that systemd restarts the
-service. The functions below describe the faults in Flower that they work around.
+A service exits when a thread or its helper process fails, so that systemd restarts the service.
 """
 
 import argparse

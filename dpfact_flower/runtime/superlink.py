@@ -95,11 +95,11 @@ class Connection:
     def of(cls, text: str) -> "Connection":
         """Make a connection from a SuperLink's name or a folder written by `dpfact centre init`."""
         home = Path(text).expanduser().absolute() / "flwr"
-        if not (home / "config.toml").exists():
-            if os.sep in text:
-                raise SettingsError(f"{text}: is not a folder that dpfact centre init wrote")
-            return cls(text)
-        return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
+        if (home / "config.toml").exists():
+            return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
+        if os.sep in text:
+            raise SettingsError(f"{text}: is not a folder that dpfact centre init wrote")
+        return cls(text)
 
     def command(self, words: str) -> str:
         """Return the shell command that calls ``flwr`` with `words` and this SuperLink's name."""
@@ -195,7 +195,6 @@ class LogFollower:
         self._last: deque[str] = deque(maxlen=200)
 
     def __call__(self, line: str) -> None:
-        """Process the next line."""
         self._last.append(line)
         if match := _ROUND.search(line):
             number, rounds = map(int, match.groups())

@@ -41,11 +41,9 @@ Claimed = tuple[Message, Context, Callable[[Message], None]]
 _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
-"""Longest wait for a stopped or busy SuperNode. A longer wait would delay the next message or the
-shutdown in vain, because a restarted SuperNode has forgotten the message."""
+"""Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message."""
 _FETCH_SECONDS = 120.0
-"""Longest time to fetch a message. If the message's sender has exited, some parts never arrive, and
-Flower itself would wait for two hours."""
+"""Longest time to fetch a message, of which some parts never arrive if the sender has exited."""
 
 
 class OwnSuperNode:

@@ -103,7 +103,7 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
         assert (centre / secret).stat().st_mode & 0o077 == 0
     before = (centre / "server.pem").read_bytes()
     garbled, another = (centre / "ca.crt").read_bytes(), new_authority()[0]
-    for key, error in ((garbled, "need the key that dpfact"), (another, "another authority than")):
+    for key, error in ((garbled, "need the key that dpfact"), (another, "is not the key of")):
         (centre / "ca.key").write_bytes(key)
         with pytest.raises(SettingsError, match=rf"ca\.key: .*{error}"):
             dpfact("centre", "init", *again)
