@@ -69,8 +69,6 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return the command that runs a reader script."""
-
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
         shared = {name: given.pop(name) for name in names}
@@ -323,7 +321,6 @@ def _show(cohort: Cohort) -> None:
 
 
 def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
-    """Split ``NAME=VALUE`` texts into a dict, in the order given."""
     named: dict[str, str] = {}
     for value in values or ():
         name, _, given = value.partition("=")

@@ -189,19 +189,17 @@ def as_cohort(
     return Cohort(_COHORT_NAME, tuple(sites))
 
 
-def is_site(given: Any) -> bool:
-    """Return whether an object is a single site rather than a cohort or a list."""
+def _is_site(given: Any) -> bool:
     return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
 
 
-def holds_sites(given: Any) -> bool:
-    """Return whether an object is a collection of sites."""
+def _holds_sites(given: Any) -> bool:
     return isinstance(given, (Cohort, Mapping)) or (
-        isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_site, given))
+        isinstance(given, (list, tuple)) and len(given) > 0 and all(map(_is_site, given))
     )
 
 
-def rows_of(given: Any) -> tuple[str, ...] | None:
+def _rows_of(given: Any) -> tuple[str, ...] | None:
     """Return a DataFrame's index, or None for other objects. Refuse columns of events."""
     if odd := {name.lower() for name in columns_of(given)} & {"patient", "site", "time"}:
         raise DataError(
@@ -214,13 +212,13 @@ def _named(given: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     if isinstance(given, Mapping):
         named = {str(name): site for name, site in given.items()}
-    elif is_site(given) or holds_sites(given):
-        for number, site in enumerate([given] if is_site(given) else given, start=1):
+    elif _is_site(given) or _holds_sites(given):
+        for number, site in enumerate([given] if _is_site(given) else given, start=1):
             name = site.name if isinstance(site, SiteData) else f"site-{number}"
             if name in named:
                 raise DataError(f"sites: two are called {name}; give each site its own name")
             named[name] = site
-    if not named or not all(map(is_site, named.values())):
+    if not named or not all(map(_is_site, named.values())):
         raise DataError(
             "sites: need a Cohort, a site, a list of sites or a mapping of names to sites; a site "
             "is a SiteData, a SparseTensor, a sparse matrix or tensor, an array or a DataFrame"
@@ -237,7 +235,7 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             "each site, all with the same vocabularies"
         )
     if codes := columns_of(given):  # a frame with a row per patient
-        rows, columns = rows_of(given), Vocabulary(ONE_MODE, tuple(codes))
+        rows, columns = _rows_of(given), Vocabulary(ONE_MODE, tuple(codes))
         lists = vocabularies or (columns,)
         if lists[0].codes != columns.codes:
             raise DataError(f"site {name}: columns must be the vocabulary's codes, in its order")
@@ -415,7 +413,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
         is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)
-        if (is_table and not is_ours) or not (is_site(X) or holds_sites(X)):
+        if (is_table and not is_ours) or not (_is_site(X) or _holds_sites(X)):
             X = self._site_of_matrix(X, lists, reset=reset)
         elif reset:
             for name in ("n_features_in_", "feature_names_in_"):
@@ -431,7 +429,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def _site_of_matrix(
         self, X: Any, lists: Sequence[Vocabulary] | None, *, reset: bool
     ) -> SiteData:
-        rows = rows_of(X) if columns_of(X) else None
+        rows = _rows_of(X) if columns_of(X) else None
         try:
             checked = validate_data(
                 self, X, reset=reset, accept_sparse="csr", dtype=np.float64,

@@ -195,6 +195,7 @@ class LogFollower:
         self._last: deque[str] = deque(maxlen=200)
 
     def __call__(self, line: str) -> None:
+        """Process the next line."""
         self._last.append(line)
         if match := _ROUND.search(line):
             number, rounds = map(int, match.groups())
@@ -266,9 +267,8 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     private_folder(home)
     port = free_port()
     address = f"127.0.0.1:{port}"
-    connection = {"address": address, "insecure": True}
-    config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
-    (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    connections = {"default": _CONNECTION, _CONNECTION: {"address": address, "insecure": True}}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": connections}), encoding="utf-8")
     command = [
         tool("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port),
         "--database", str(home / "state.db"), "--isolation", "subprocess",
