@@ -81,9 +81,9 @@ def federate(
             "federate(sites=frame) for a row per patient"
         )
     given = {**(config or {}), **{key.replace("_", "-"): value for key, value in settings.items()}}
-    if (sites is None) == (config is None):
+    if (sites is None) == (config is None and "data" not in given):
         raise SettingsError("federate: give either sites or a run config with data")
-    if config is not None and (vocabularies or window_days != 30 or max_epsilon or not measure):
+    if sites is None and (vocabularies or window_days != 30 or max_epsilon or not measure):
         raise SettingsError("vocabularies, window_days, max_epsilon, measure: need sites=")
     with flower_quiet(not verbose):
         if sites is None:
@@ -351,7 +351,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             measure=False,
             state_dir=self.state_dir,
             max_epsilon=self.max_epsilon,
-            **{**fields, **(self.settings or {})},
+            **fields,
+            **(self.settings or {}),
         )
         self.model_: GlobalModel = self.run_.model
         return self

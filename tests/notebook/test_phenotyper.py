@@ -129,12 +129,14 @@ def test_codes_that_patient_mode_left_out_are_not_missed(cohort):
 
 
 def test_a_fit_that_failed_is_no_fit(cohort):
-    estimator = DPFactPhenotyper(rank=2, privacy="none", settings={"rounds": 0})
+    estimator = DPFactPhenotyper(rank=2, privacy="none", rounds=0)
     with pytest.raises(SettingsError, match="rounds"):
         estimator.fit(cohort)
     with pytest.raises(NotFittedError):
         check_is_fitted(estimator)
-    assert estimator.set_params(settings={"rounds": 1}).fit(cohort).__sklearn_is_fitted__()
+    assert estimator.set_params(rounds=1).fit(cohort).__sklearn_is_fitted__()
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'epsilon'"):
+        estimator.set_params(settings={"epsilon": 8.0}).fit(cohort)
 
 
 def test_a_budget_that_cannot_last_is_refused(cohort, tmp_path):
