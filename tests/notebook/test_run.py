@@ -191,13 +191,12 @@ def test_a_model_with_patients_is_a_cp_model(run, cohort):
 
 
 def test_sites_or_a_config_and_not_both(cohort):
-    here = {"data": "synthetic:demo"}
-    for given in ({}, {"config": {}, "sites": cohort}, here | {"sites": cohort}):
+    for given in ({}, {"config": {}, "sites": cohort}, {"data": "x", "sites": cohort}):
         with pytest.raises(SettingsError, match="give either sites or a run config"):
             federate(**given)
     for ignored in ({"max_epsilon": 1.0}, {"measure": False}, {"window_days": None}):
         with pytest.raises(SettingsError, match="window_days, max_epsilon, measure: need sites="):
-            federate(here, **ignored)
+            federate({"data": "synthetic:demo"}, **ignored)
     with pytest.raises(SettingsError, match="vocabularies: differ from the sites' own"):
         federate(sites=cohort, vocabularies=cohort.vocabularies[::-1])
     with pytest.raises(SettingsError, match=r"federate\(sites=read_events\(frame\)\)"):

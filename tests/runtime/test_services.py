@@ -6,7 +6,6 @@ import sys
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
-from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
 
 import pytest
@@ -179,7 +178,7 @@ def test_a_superlink_ends_with_its_helper_and_calls_its_own_stop_no_failure(monk
     monkeypatch.setattr(module, "_end", ended.append)
     module._end_with_helper(lifespan)
     lifespan.startup(link)
-    (watching,) = (each for each in enumerate_threads() if each.name.endswith("(await_helper)"))
+    (watching,) = (each for each in module.threading.enumerate() if "await_helper" in each.name)
     lifespan.shutdown(link) if stopped else helper.set()
     watching.join(PATIENCE)
     assert bool(ended) is not stopped

@@ -96,9 +96,7 @@ def config(tmp_path):
 def waited(monkeypatch):
     """The delays of the replies, with their starting times."""
     found = []
-    monkeypatch.setattr(
-        ReplyDelay, "wait", lambda self: found.append((self._seconds, self._came_in))
-    )
+    monkeypatch.setattr(ReplyDelay, "wait", lambda it: found.append((it._seconds, it._came_in)))
     return found
 
 
