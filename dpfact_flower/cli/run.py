@@ -72,7 +72,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    flwr run is called with a temporary SuperLink. Only the noise differs from a run of dpfact run.
+    Call flwr run with a temporary SuperLink. Except for noise, dpfact run gives the same result.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:

@@ -276,7 +276,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     rounds : int
         Number of federated rounds. In patient mode, the plan determines the number of rounds.
     random_state : int, RandomState instance or None
-        Public seed. Noise has no seed, so two fits with noise always differ.
+        Public seed, which does not seed the noise.
     vocabularies, window_days
         See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon

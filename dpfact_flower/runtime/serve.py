@@ -53,8 +53,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` contains the sites of a simulation. By default, they are read from the folder named in
-    `config`. `durable` sites keep budgets. A simulation's model is evaluated if `measured` is true.
+    `cohort` contains a simulation's sites, by default those in the folder that `config` names.
+    `durable` sites keep budgets. A simulation's model is evaluated if `measured` is true.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
