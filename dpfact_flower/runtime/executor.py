@@ -35,8 +35,8 @@ _logger = logging.getLogger(__name__)
 def execute(config: Path, secret: Path, port: int, host: str = HOST, node_user: str = "") -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    On SIGTERM, the process ends after the current message. A second SIGTERM ends the process
-    at once. `config` is read again for each message. By default, `node_user` is this process's user.
+    On SIGTERM, the process ends after the current message. A second SIGTERM ends the process at
+    once. `config` is read again for each message. By default, `node_user` is this process's user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
