@@ -105,7 +105,6 @@ def export(
 
 
 def _export_patients(model: GlobalModel, data: Path, out: Path) -> None:
-    """Write the phenotypes of the patients in `data` to the CSV file `out`, and print counts."""
     from dpfact_flower.evaluation.model import write_memberships
 
     files = site_files(data) if data.is_dir() else [data]

@@ -345,6 +345,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
             "delta": self.delta, "rounds": self.rounds, "seed": seed,
         }  # fmt: skip
+        others: Mapping[str, Any] = self.settings or {}
         self.run_: Run = federate(
             sites=self._cohort(X, reset=True),
             vocabularies=self.vocabularies,
@@ -352,7 +353,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             state_dir=self.state_dir,
             max_epsilon=self.max_epsilon,
             **fields,
-            **(self.settings or {}),
+            **others,
         )
         self.model_: GlobalModel = self.run_.model
         return self
