@@ -1,10 +1,9 @@
 """Store all patients' events in one DuckDB database, in the same format for every EHR system.
 
-For each feature mode, a reader supplies a table or query with one row per event and four columns:
+For each feature mode, a reader supplies a table or query with one row per event. The columns
+``patient``, ``encounter`` and ``code`` contain text. The column ``time`` contains minutes (BIGINT).
 
-    patient (text), encounter (text), code (text), time (minutes, BIGINT)
-
-`add_events` stores each distinct event once, and replaces identifiers and codes by 64-bit hashes.
+`add_events` stores each distinct event once, and replaces identifiers and codes with 64-bit hashes.
 The tables ``people`` and ``codes`` map patient identifiers and codes to hashes. If two patients or
 two codes have the same hash, reading fails. Encounter identifiers are not kept.
 """
@@ -32,12 +31,12 @@ logger = logging.getLogger(__name__)
 class Options:
     """Options that all readers share.
 
-    For each mode, `top` says how many codes to keep, the most frequent first (None: all codes).
+    `top` has a number for each mode: how many of the most frequent codes to keep (None: all codes).
     `vocabularies` contains public code lists, to be used instead of `top`. `top` and `vocabularies`
-    follow the order of the modes. `rolled_up` maps modes to groupings of codes. The groupings are
-    applied before `top`. Sites with fewer than `min_patients` patients are merged into the site
-    ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as empty rows.
-    `memory` limits the memory that DuckDB uses before it spills to disk.
+    follow the order of the modes. `rolled_up` maps modes to groupings of codes. Codes are grouped
+    before the most frequent are chosen. Sites with fewer than `min_patients` patients are merged
+    into the site ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as
+    empty rows. `memory` limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None = None

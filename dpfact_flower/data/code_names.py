@@ -36,7 +36,7 @@ _FORMS = {
 
 
 class Chapter(NamedTuple):
-    """An ICD chapter. `systems` contains each body system's name and first code."""
+    """An ICD chapter. `systems` contains each body system's first code and name."""
 
     first: str
     last: str
@@ -172,7 +172,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return a copy of a code list whose missing or abbreviated descriptions become full names."""
+    """Return a copy of a code list, with full names for missing or abbreviated descriptions."""
     of_codes = systems(vocabulary.name, vocabulary.codes)
     described = zip(of_codes, vocabulary.codes, vocabulary.descriptions, strict=True)
     texts = (
@@ -190,8 +190,8 @@ def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
     A text with NOS (not otherwise specified) or NEC (not elsewhere classified) is an abbreviation.
-    Any other abbreviation must be shorter than the name, contain a shortened word, and take at
-    least half of its words from the name (in full, shortened or as initials).
+    Any other abbreviation is shorter than the name and contains a shortened word. The name contains
+    at least half of the abbreviation's words (in full, shortened or as initials).
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -233,7 +233,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count codes with names. Ignore short procedure codes, which may be a hospital's own codes."""
+    """Count codes with names, except short procedure codes, which may be a hospital's own codes."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
@@ -243,7 +243,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Map the codes of a coding system, written without dots, to the codes' names.
+    """Return a dict from a coding system's codes (without dots) to their names.
 
     ``simulation.code_names`` creates the files that this function reads.
     """

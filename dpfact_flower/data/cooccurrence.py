@@ -1,17 +1,17 @@
 """Count how often a patient's codes occur together within a time window or an encounter.
 
-The tensor's cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as in
-the DPFact paper (section Dataset). A combination has one event for each of the m codes, and must
-satisfy the `Window` rule. Rows of a mode that agree in patient, encounter, time and code count as
-one event. By default, patients without any combination of events are left out.
+A cell of the tensor belongs to a patient and to one code of each mode. The cell counts combinations
+of the patient's events, as in the DPFact paper (section Dataset). A combination has one event of
+each of the cell's codes, and must satisfy the `Window` rule. Rows of a mode that agree in patient,
+encounter, time and code count as one event. By default, patients without any combination of events
+are left out.
 
-A reader stores each mode's events (see `clinical_events`), and fills two tables, mostly of text:
-
-    patients      patient, site, and one BOOLEAN column per label    one row per patient
-    descriptions  mode, code, description                            one row per code, optional
+A reader stores each mode's events (see `clinical_events`), and fills two tables. ``patients`` has
+one row per patient, with the columns ``patient`` and ``site`` (text) and a BOOLEAN column for each
+label. ``descriptions``, which may be empty, has the columns ``mode``, ``code`` and ``description``.
 
 Times are in whole minutes since an origin that is the same for all events of a patient. If combined
-events must share an encounter, a patient's encounters may have different time origins.
+events must share an encounter, each encounter may have its own time origin.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``, which contains each patient's hash and valid site name."""
+    """Create the table ``named``, in which each patient has a hash and a valid site name."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Fill ``mode_<n>`` with events that have a listed code and all values that `window` needs."""
+    """Create the table ``mode_<n>``. Leave out events without the values that `window` needs."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

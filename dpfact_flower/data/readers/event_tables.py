@@ -1,12 +1,14 @@
 """Read any EHR from plain tables with one row per event.
 
-- Each feature mode has one or more tables. A table has columns for the patient, the code, and the
-  time or encounter. A column with descriptions of the codes is optional. Rows with the same
-  patient, encounter, minute and code count as one event.
-- Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A column
-  in which only some times have an offset is rejected.
-- The reader rejects invalid data, such as an empty patient identifier or code, an invalid date, or
-  a patient at two sites. The reader reports how many rows are left out.
+Each feature mode has one or more tables. A table has columns for the patient, the code, and the
+time or encounter. A column with descriptions of the codes is optional. Rows with the same patient,
+encounter, minute and code count as one event.
+
+Times are in ISO 8601 or in a given format. Times with a UTC offset are converted to UTC. A column
+in which only some times have an offset is rejected.
+
+The reader rejects invalid data, such as an empty patient identifier or code, an invalid date, or a
+patient at two sites. The reader reports how many rows are left out.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ class LabelTable:
 
     `column` names the column of labels or sites (by default, the label's name or ``site``).
     `patient` defaults to the patient column of the event tables. Patients who are not in a table of
-    labels get the label `missing` (0 or 1), or cause an error if `missing` is empty.
+    labels get the label `missing` (0 or 1). If `missing` is empty, they cause an error.
     """
 
     file: TableSource
@@ -459,7 +461,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, hint: str, *, label: bool = False
 ) -> TableSource:
-    """Fill the table ``facts`` with a value per patient. If a column is missing, suggest `hint`."""
+    """Fill the table ``facts`` with patients' values. If a column is missing, suggest `hint`."""
     place, patient, column = table.file, table.patient, table.column
     value = f"lower({quoted(column)})" if label else quoted(column)
     load_table(

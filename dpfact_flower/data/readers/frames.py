@@ -37,7 +37,7 @@ def read_events(
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
     maps the standard column names, including ``mode`` and ``site``, to the frames' own names, as in
     ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
-    other labels, pass a dict from each label's name to a frame whose columns are ``patient`` and
+    other labels, pass a dict that maps a label's name to a frame with the columns ``patient`` and
     the label's name. `event_tables` explains the other arguments.
     """
     roles = dict(columns or {})
@@ -102,7 +102,7 @@ def _columns(frame: Any) -> dict[str, str]:
 
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
-    """Return each mode's rows. Modes in `vocabularies` come first, in the list's order."""
+    """Return each mode's rows. Modes with a vocabulary come first, in the vocabularies' order."""
     listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
     names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
     check_columns(events, [column], names.values())

@@ -2,37 +2,42 @@
 
 A script begins with a header comment that sets the fields of `Script` in TOML. DuckDB runs the
 statements after the header in order. Each statement ends with a semicolon at the end of a line. A
-directive (a comment above a statement) determines how the statement is used:
+directive (a comment above a statement) determines how the statement is used.
 
-- ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
-  ``FILE``. Values that do not have the column's type are rejected. If a ``VARCHAR`` column's name
-  ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers in this
-  form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT NULL``
-  column rejects missing values. ``UNIQUE`` rejects duplicates. The source may lack a column that is
-  declared with ``DEFAULT NULL``. More directives may follow. ``-- @where SQL`` keeps rows that meet
-  an SQL condition; in the condition, all columns are text. With ``-- @there SQL``, an SQLAlchemy
-  database sends only rows that meet an SQL condition, in which ``$schema`` is the only placeholder.
-  With ``-- @optional CONSEQUENCE``, the table stays empty if the source lacks ``FILE``, and the
-  read report states the consequence. A column ``code`` of type ``VARCHAR[]`` lists the distinct
-  values of the source's columns ``code_1``, ``code_2`` and so on. A star in ``FILE`` matches any
-  text. All tables that match are combined, and the column ``part`` contains the matched text.
-- ``-- @names SYSTEM``: a ``CREATE TABLE`` statement. The table is filled with the codes and names
-  of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`).
-- ``-- @count WHAT``: a query that returns table names and counts, which are reported as WHAT.
-- ``-- @refuse REQUIREMENT``: a query that returns table names and the numbers of rows that break a
-  requirement. If any row breaks the requirement, reading fails.
-- ``-- @events``: a query that returns mode, patient, code and, if the window needs these columns,
-  encounter and time. A time is a date, a timestamp, or minutes since any origin. After an
-  ``@events`` query, the table ``people`` contains all patients who have events.
-- ``-- @describe``: a query that returns mode, code and description.
-- ``-- @patients``: a query that returns patient and site, with one row per patient.
-- ``-- @label NAME``: a query for patients whose label is 1. ``@label`` must follow ``@patients``.
-- ``-- @stays``: a query that returns the columns patient, begun and ended of each hospital stay,
-  for the readmission label. ``@stays`` must follow ``@patients``.
+``-- @load FILE`` needs a ``CREATE TABLE`` statement. The new table is filled from the source's
+table ``FILE``. Values that do not have the column's type are rejected. If a ``VARCHAR`` column's
+name ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers in
+this form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT
+NULL`` column rejects missing values, and ``UNIQUE`` rejects duplicates. The source may lack a
+column that is declared with ``DEFAULT NULL``. A column ``code`` of type ``VARCHAR[]`` lists the
+distinct values of the source's columns ``code_1``, ``code_2`` and so on. A star in ``FILE`` matches
+any text. All tables that match are combined, and the column ``part`` contains the matched text.
+
+More directives may follow ``@load``. ``-- @where SQL`` keeps rows that meet an SQL condition. In
+this condition, all columns are text. With ``-- @there SQL``, an SQLAlchemy database sends only rows
+that meet an SQL condition. The only placeholder in this condition is ``$schema``. With
+``-- @optional CONSEQUENCE``, the table stays empty if the source lacks ``FILE``, and the read
+report states the consequence.
+
+``-- @names SYSTEM`` fills a new table with the codes and names of a coding system (one of
+`dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs a query that returns table names
+and counts, which are reported as WHAT. ``-- @refuse REQUIREMENT`` needs a query that returns table
+names and numbers of rows. If any number is not 0, reading fails and the error states the
+requirement.
+
+``-- @events`` needs a query that returns mode, patient, code and, if the window needs these
+columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After the
+query, the table ``people`` contains all patients who have events. ``-- @describe`` needs a query
+that returns mode, code and description.
+
+``-- @patients`` needs a query that returns patient and site, with one row per patient.
+``-- @label NAME`` needs a query that returns the patients whose label is 1. ``-- @stays`` needs a
+query that returns each hospital stay's patient, begun and ended, for the label ``readmitted``.
+``@label`` and ``@stays`` must follow ``@patients``.
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
-false, the table stays empty or the label is left out. A placeholder such as ``$by`` is replaced by
-an option's value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``,
+false, the table stays empty or the label is left out. A placeholder such as ``$by`` is replaced
+with an option's value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``,
 ``$file`` (the source's file name) and ``$tables`` (the source's table names in lower case). If
 ``FILE`` has a star, a condition may contain ``$part`` (the matched text).
 """
@@ -131,13 +136,13 @@ class Statement(NamedTuple):
 class Script:
     """A script that reads EHR tables. The header sets all fields except `name` and `statements`.
 
-    - `modes`: for each feature mode, in the tensor's order, the number of codes to keep (0: all).
-      If an option has the same name as a mode, the mode is used only if the option is true.
-    - `window`: whether combined events are at most a number of days apart (``days``), in one
-      encounter (``encounter``), or both (``days in encounter``).
-    - `source`: either ``tables``, or ``lines`` to read one text file into the table ``lines`` with
-      the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
-    - `named`: whether the user must name the cohort, which otherwise gets the script's name.
+    `modes` maps the feature modes, in the tensor's order, to the number of codes to keep (0: all).
+    If an option has the same name as a mode, the mode is used only if the option is true. `window`
+    says whether combined events are at most a number of days apart (``days``), in one encounter
+    (``encounter``), or both (``days in encounter``). `source` is ``tables``, or ``lines`` if the
+    source is one text file, which is read into a table ``lines`` with the columns ``number`` and
+    ``line``. `folders` names subfolders that may contain tables. If `named` is true, the user must
+    name the cohort, which otherwise gets the script's name.
     """
 
     name: str
@@ -181,7 +186,7 @@ class Script:
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the feature modes that are selected by the given values of the options."""
+        """Return the feature modes that the options' values select."""
         named = values.get("mode") or self.modes
         if modes := tuple(mode for mode in named if values.get(mode, True)):
             return modes

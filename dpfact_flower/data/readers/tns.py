@@ -33,7 +33,7 @@ def read(
     """Read a FROSTT tensor as one site or, for a simulation, as several sites of similar size.
 
     `path` is a ``.tns`` or ``.tns.gz`` file. Each line holds a cell's indices and count. `patients`
-    is the number of the mode that contains patients, from 1. `vocabularies` contains a code list
+    is the position of the patients' mode, counted from 1. `vocabularies` contains a code list
     for each feature mode. Without code lists, `modes` names the feature modes (default: ``mode-2``,
     ...). If `parts` exceeds 1, patients are assigned in turn to sites ``part-1``, ``part-2``, ...
     """
