@@ -34,9 +34,9 @@ class Options:
     `top` has a number for each mode: how many of the most frequent codes to keep (None: all codes).
     `vocabularies` contains public code lists, to be used instead of `top`. `top` and `vocabularies`
     follow the order of the modes. `rolled_up` maps modes to groupings of codes. Codes are grouped
-    before the most frequent are chosen. Sites with fewer than `min_patients` patients are merged
-    into the site ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as
-    empty rows. `memory` limits the memory that DuckDB uses before it spills to disk.
+    before `top` is applied. Sites with fewer than `min_patients` patients are merged into the site
+    ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as empty rows.
+    `memory` limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None = None
