@@ -42,7 +42,8 @@ def _heavy() -> list[str]:
 def answer(data: str, privacy: str) -> dict[str, Any]:
     """Return the seconds from the first import to the reply to round 1 from Flower's ClientApp.
 
-    They include Flower's own imports, whose time is also given separately, as is the CPU time.
+    The seconds include Flower's own imports. The result also has the time of these imports, and the
+    CPU time.
     """
     began, cpu = time.perf_counter(), time.process_time()
     from flwr.app import MessageType

@@ -3,9 +3,10 @@
 ``python -m benchmarks.ehr mimic3 [--scale 1] [--memory 500MB] [--drugs] [--keep FOLDER]``
 
 The tables are those that the readers need, with the columns and row counts that PhysioNet
-publishes. They have random codes (a few of them frequent), blanks, repeated rows and, in MIMIC-IV,
-both ICD versions and rows without a version. No real patient's data is used. The reader's speed is
-printed next to that of a plain DuckDB scan of every field of the same files, in its own process.
+publishes. The tables contain random codes (a few of them frequent), blanks and repeated rows. Those
+of MIMIC-IV contain both ICD versions, and rows without a version. No real patient's data is used.
+For comparison, the program also prints the speed of a plain DuckDB scan, which reads every field of
+the same files in its own process.
 """
 
 import argparse

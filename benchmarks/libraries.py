@@ -1,8 +1,8 @@
 """Time tensor libraries on the same tensors in the same run: pyttb, GenTen and TensorLy.
 
-They solve the plain problem, without constraints or elastic term. CPU time is measured, so that
-other processes do not count. The times of two calls with different numbers of iterations are
-subtracted, so that the other costs of a call cancel out.
+The libraries solve the plain problem, without constraints and without an elastic term. CPU time is
+measured, so that other processes do not count. The times of two calls with different numbers of
+iterations are subtracted, so that the other costs of a call cancel out.
 """
 
 import contextlib
@@ -154,7 +154,7 @@ def _gcp(name: str, tensor: SparseTensor, scale: Scale, found: Sequence[Row]) ->
 
 
 def _tensorly(name: str, tensor: SparseTensor, scale: Scale) -> list[Row]:
-    """Time TensorLy's parafac. It needs all cells in memory, so it gets as many patients as fit."""
+    """Time TensorLy's parafac. It needs all cells in memory, so only patients that fit are used."""
     label = f"ratio {name}, thinned: TensorLy parafac / exact iteration"
     if "tensorly" not in _installed():
         return _missing(label, "tensorly")

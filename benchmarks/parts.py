@@ -31,7 +31,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
 
 
 def watch() -> dict[str, list[float]]:
-    """Time every call from now on, and return the growing lists of seconds by part."""
+    """Time all calls from now on. Return the seconds by part, in lists that grow with each call."""
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for part, functions in PARTS.items():
         for owner, name in functions:
@@ -40,7 +40,7 @@ def watch() -> dict[str, list[float]]:
 
 
 def watch_rounds() -> Callable[[], list[float]]:
-    """Time rounds from now on, each from its beginning to the next round's (the last to its end).
+    """Time every round from now on, until the next round begins or the last round ends.
 
     The times include Flower's own work, the update and the checkpoint, which a round's record
     cannot contain. Call the returned function to get the seconds so far.

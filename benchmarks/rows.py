@@ -99,7 +99,7 @@ class Row:
 
 
 def timed(function: Callable[[], object], repetitions: int, shortest: float) -> Timing:
-    """Return a call's wall time after a warm-up. Each repetition repeats a call that is short."""
+    """Return a call's wall time after a warm-up. Short calls run several times per repetition."""
     function()
     began = time.perf_counter()
     function()
@@ -122,7 +122,7 @@ def value_of(found: Sequence[Row], name: str) -> float | None:
 
 
 def ratio(name: str, peer: Row, ours: float | None, target: float | None = None) -> Row:
-    """Return the row of a peer's time divided by ours."""
+    """Return a row with the ratio of the time of `peer` to our time."""
     if peer.value is None or ours is None:
         return Row(name, None, "x", target, at_least=True, note="one of the two has no value")
     return Row(name, peer.value / ours, "x", target, at_least=True, spread=peer.spread)

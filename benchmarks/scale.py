@@ -59,7 +59,7 @@ class Scale:
         return self.name == "full"
 
     def tensors(self) -> dict[str, SparseTensor]:
-        """Return the tensors by name. A smaller M is named M-thinned."""
+        """Return the tensors by name. A smaller tensor M is named M-thinned."""
         large = "M" if self.whole else "M-thinned"
         return {
             "S": pooled("paper-synthetic", self.small),
@@ -84,7 +84,7 @@ SCALES = {
 
 
 def claims(scale: Scale) -> dict[str, SparseTensor]:
-    """Return tensor C by name. It has many codes, of which a window contains few."""
+    """Return tensor C by name. Tensor C has many codes, but few codes per window."""
     modes = "procedures:2532:1.2,diagnoses:10983:1.55"
     name = "C" if scale.whole else "C-thinned"
     return {name: pooled("paper-mimic", scale.claims, modes=modes)}

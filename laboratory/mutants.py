@@ -1,11 +1,12 @@
 """Test the tests with mutants: ``python -m laboratory.mutants [--sample N] [--seed N] [FOLDER]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
-``not``, a decorator, a loop, a caught exception). The tests that run the changed lines meet the
-mutant, and then the other tests in the same files, which may share fixtures. For compiled lines,
-for lines that run only on import, and in folders whose tests `TESTS` lacks, these tests are
-unknown, so the folder's tests and then all of `TESTS` meet it. A mutant is noticed if a test fails,
-hangs or crashes. All of this happens in a temporary copy of the checkout.
+``not``, a decorator, a loop, a caught exception). A mutant is tested first by the tests that run
+the changed lines, and then by the other tests in the same files, which may share fixtures. The
+tests that run a line are unknown if the line is compiled, if it runs only on import, or if `TESTS`
+lacks its folder's tests. The mutant is then tested by the folder's tests and by all of `TESTS`. A
+mutant is noticed if a test fails, hangs or crashes. The program changes only a temporary copy of
+the checkout.
 
 The same seed and the same code give the same sample. A line with an addition has eleven mutants,
 most of them obvious, so the program draws at most one mutant from each place. Mutants that differ

@@ -123,8 +123,8 @@ def patient_mode(cohort: Cohort, rank: int, epsilon: float, *, seed: int = 0) ->
 def paper_solver(rank: int, **changes: Any) -> SolverSettings:
     """Return the paper's solver with the best settings for its noise.
 
-    The settings were found by a search at epsilon 8 on the demo cohort, which charged no budget. It
-    covered eta from .003 to .03, clip from .01 to 1, tau 2 and 5, and 10 and 40 rounds.
+    The settings were found by a search at epsilon 8 on the demo cohort, which charged no budget.
+    The search covered eta from .003 to .03, clip from .01 to 1, tau 2 and 5, and 10 and 40 rounds.
     """
     chosen = {"tau": 5, "eta": 1e-2, "gamma": 0.05, "clip": 0.1, "mu_from_round": 1, **changes}
     return SolverSettings(rank=rank, solver="psgd", **chosen)

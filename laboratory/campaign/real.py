@@ -57,8 +57,9 @@ _CLOCK_SECONDS = 2.0
 class Blow:
     """A signal to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
-    It is due `delay` seconds after the ledgers together hold `after` answers. If the process does
-    not exist then, the signal waits for it. A stopped process resumes after a few seconds.
+    The signal is due `delay` seconds after the ledgers together hold `after` answers. If the
+    process does not exist then, the signal waits for it. A stopped process resumes after a few
+    seconds.
     """
 
     target: str
@@ -280,7 +281,7 @@ class RealRun:
 
 
 def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Outcome:
-    """Carry out a run with its signals. If it does not finish, resume it without them."""
+    """Carry out a run with its signals. If the run does not finish, resume it without signals."""
     made.allow(scenario.mode)
     made.await_all()
     run, starts = RealRun(scenario, made, folder), 1

@@ -1,7 +1,7 @@
 """Systems for comparison with DPFact. Each fits a cohort within this process.
 
 Every system starts from DPFact's initial factors, fits the same tensor and yields a `Snapshot` per
-round, so all systems are measured in the same way.
+round. All systems are therefore measured in the same way.
 """
 
 from collections.abc import Iterator, Sequence

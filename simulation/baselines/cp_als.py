@@ -21,9 +21,10 @@ def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) ->
     """Run alternating least squares on the pooled patients, with one iteration per round.
 
     pyttb does not return its iterates, so each iteration is a call that continues from the previous
-    one. This is exact, because an iteration depends only on the columns' directions, which pyttb
-    keeps. Of the solver's settings, only `rank` and `scale` are used. `seed` is the public seed of
-    DPFact's initial factors. In the snapshots, the patients' factor contains the columns' weights.
+    one. The result is exact, because an iteration depends only on the columns' directions, which
+    pyttb keeps. Of the solver's settings, only `rank` and `scale` are used. `seed` is the public
+    seed of DPFact's initial factors. In the snapshots, the patients' factor contains the columns'
+    weights.
     """
     tensor, tensors = scaled(pooled(cohort), solver), site_tensors(cohort, solver)
     data = to_pyttb(tensor)

@@ -1,6 +1,6 @@
 """Fit topic models to pooled patients: LDA and NMF without privacy, and private spectral LDA.
 
-The models use the set of each patient's codes. They ignore how the codes are combined.
+The models use the set of each patient's codes. The models ignore how codes are combined.
 `private_spectral_lda` follows Wang, Anandkumar and others (2020): topics are found from noisy
 moments of distinct codes, by whitening and the tensor power method.
 """
@@ -58,9 +58,10 @@ def private_spectral_lda(
     """Fit private spectral LDA to pooled patients.
 
     The guarantee (epsilon, delta) is proven for adding or removing a patient. Two Gaussian releases
-    each use half of the budget. The first sums pairs of codes, with each patient's codes scaled to
-    norm 1 to bound the sensitivity. The second sums triples, projected onto the directions found by
-    the first. Each patient's triples are clipped. The number of patients is public.
+    each use half of the budget. The first release sums pairs of codes. To bound the sensitivity,
+    each patient's codes are scaled to norm 1. The second release sums triples, projected onto the
+    directions found by the first release. Each patient's triples are clipped. The number of
+    patients is public.
     """
     source = Noise.from_os()
     x = _presence(cohort)

@@ -1,7 +1,7 @@
 """Run TRIP on Flower: a client, a strategy, and a run of both in this process.
 
-The strategy uses DPFact's messages, byte counts and grid. ADMM needs every site in every round, so
-there is no quorum, late sites are not tolerated, and runs cannot resume.
+The strategy uses DPFact's messages, byte counts and grid. ADMM needs every site in every round.
+There is no quorum, late sites are not tolerated, and runs cannot resume.
 """
 
 import time
@@ -85,7 +85,7 @@ def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
 class Trip(TrainOnlyStrategy):
     """TRIP's server for Flower's Message API.
 
-    A round in which a site fails ends the run, because ADMM needs every site. `consensus` holds the
+    If a site fails in a round, the run ends, because ADMM needs every site. `consensus` holds the
     initial factors, one per feature mode, and `omega` is the ADMM penalty. `multipliers` says
     whether sites send their multipliers, as in the published method. `records` has the bytes and
     seconds of each round, counted as for DPFact.

@@ -1,6 +1,6 @@
 """Compute fits one after another, or several at a time in separate processes.
 
-These functions are not in `__main__`, because a worker process cannot import it.
+The functions are not in `__main__`, because a worker process cannot import `__main__`.
 """
 
 import os

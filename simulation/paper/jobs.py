@@ -1,8 +1,9 @@
 """Store the results of jobs on disk, so that an interrupted run can continue.
 
-A job is one fit of one system. Its result is a JSON file, with the shared factors next to it. The
-file's name contains a digest of the job's settings and of the code, so a result is never used for
-other settings or other code. Times are stored apart from the other values, because they vary.
+A job is one fit of one system. A job's result is a JSON file, with the shared factors in another
+file next to it. The file's name contains a digest of the job's settings and of the code. A result
+is therefore never used for other settings or other code. Times are stored apart from the other
+values, because they vary.
 """
 
 import hashlib

@@ -57,7 +57,7 @@ def trace(snapshot: Snapshot) -> dict[str, float]:
 
 
 def projected(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
-    """Fit the patient factor by least squares. It is non-negative if all features are."""
+    """Fit the patient factor by least squares. If no feature is negative, no result is either."""
     if any((factor < 0).any() for factor in features):
         return least_squares_patients(tensor, features)
     A = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)

@@ -58,8 +58,9 @@ def write(
 ) -> Path:
     """Write tables (JSON, CSV), figures (PNG, SVG) and ``evaluation.md`` to a folder.
 
-    If `page` is given, write the page there too. Its figures go to ``images/evaluation`` next to
-    it, and its CSV files to a folder named after it. Return the path of the page.
+    If `page` is given, write the page there too. The page's figures go to the folder
+    ``images/evaluation`` next to the page, and CSV files to a folder with the page's name. Return
+    the path of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = [*(table for section in sections for table in section.tables), *_own(sections)]

@@ -34,8 +34,8 @@ def _job(data: str, system: str, sites: int) -> Job:
 def jobs(plan: Plan) -> list[Job]:
     """Return a job for every system at every size.
 
-    Patient mode takes minutes here. It runs only with the data set's own number of sites, and not
-    in the quick plan.
+    Patient mode takes minutes here. Patient mode runs only with the data set's own number of sites,
+    and not in the quick plan.
     """
     return [
         _job(data, system, sites)

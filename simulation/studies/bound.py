@@ -6,8 +6,8 @@ The program runs the solver and the accountant on small fixed instances, and pri
 
 The theorem assumes that replacing one entry of a site's tensor moves a feature factor by at most
 ``2 tau L eta`` (Wu et al. 2017). All instances favour this bound. The gradients are clipped to L,
-except in the rows about L. Both runs visit the entries in the same order, except in the rows about
-zeros. The initial factors are public. The step size is constant, and below 2 / beta with the
+except in the rows about L. The two runs visit the entries in the same order, except in the rows
+about zeros. The initial factors are public. The step size is constant, and below 2 / beta with the
 paper's own beta. No pass is rolled back. Visiting orders come from public seeds, so a bound must
 hold for every seed, including those chosen below. The rows about the l2,1 step claim 0, which would
 hold without that step. docs/explanation/proof.md explains the consequences for patients.
@@ -131,10 +131,10 @@ def smoothness(factors: Factors, gamma: float) -> float:
 def joint_pass(patients: int, *, nonnegative: bool) -> Instance:
     """Return an instance in which one entry determines the direction of all other updates.
 
-    Patient 0 has one entry, which decides in what direction the small row of diagnosis 0 points.
-    All other patients have one entry, at procedure 1 and diagnosis 0. The row of procedure 1 starts
-    at zero, so it takes the direction of the diagnosis's row, and each visit moves it further. One
-    entry's gradient is bounded, but its effect on later entries is not.
+    Patient 0 has one entry, which decides the direction of the small row of diagnosis 0. All other
+    patients have one entry, at procedure 1 and diagnosis 0. The row of procedure 1 starts at zero,
+    so it takes the direction of the diagnosis's row, and each visit moves it further. One entry's
+    gradient is bounded, but its effect on later entries is not.
     """
     cells = np.array([(0, 0, 0)] + [(i, 1, 0) for i in range(1, patients + 1)])
     if nonnegative:

@@ -3,12 +3,12 @@
     python -m simulation.studies.certainty data/nhds data/diabetes data/synpuf18 --half report
     python -m simulation.studies.certainty data/nhds data/diabetes --shuffled
 
-For each cohort, a private model is fitted to one half of the patients. It is compared with
-noiseless fits to the other half, from random starts. Whether a phenotype is called real depends
-only on the private releases (`dpfact_flower.estimation.certainty`). A phenotype is missing in a fit
-if it has no similar partner there. Similar means the same as in ``dpfact report --beside``: the
-modes' cosines have a geometric mean above .85. *Strict* also counts a phenotype as missing if its
-partner is no more similar than a chance match.
+For each cohort, a private model is fitted to one half of the patients. The private model is
+compared with noiseless fits to the other half, from random starts. Whether a phenotype is called
+real depends only on the private releases (`dpfact_flower.estimation.certainty`). A phenotype is
+missing in a fit if it has no similar partner there. Similar means the same as in ``dpfact report
+--beside``: the modes' cosines have a geometric mean above .85. *Strict* also counts a phenotype as
+missing if its partner is no more similar than a chance match.
 
 For comparison, *three runs* counts phenotypes that also exist in a second private run and in a
 noiseless fit to the same patients. This costs twice the budget.

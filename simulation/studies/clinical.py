@@ -3,7 +3,7 @@
     python -m simulation.studies.clinical data/nhds data/diabetes --out runs/clinical
 
 The models come from `simulation.studies.real_data` and are fitted to one half of each site's
-patients. They are private models, noiseless fits (*ceiling*) and fits to shuffled patients
+patients. The models are private models, noiseless fits (*ceiling*) and fits to shuffled patients
 (*null*). In shuffled patients, the diagnoses of one patient stay together, so patterns among
 diagnoses remain. The study therefore also includes fits to patients whose codes are shuffled one by
 one (*shuffled codes*). Coherence is measured in the other half. A table cell shows the mean over

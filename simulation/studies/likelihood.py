@@ -3,8 +3,8 @@
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
     python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000
 
-A model learns from four fifths of the patients. If an epsilon is given, it learns in patient mode
-without refinement, and otherwise in mode none. For each other patient, a fifth of the cells is
+A model learns from four fifths of the patients. If an epsilon is given, the model learns in patient
+mode without refinement, and otherwise in mode none. For each other patient, a fifth of the cells is
 hidden. The patient is fitted to the other cells, with the same likelihood for all models. The
 result is the mean log-likelihood of hidden cells. A cell's likelihood is the model's value there,
 divided by the sum of its values for that patient. The baseline is the frequency of each code.

@@ -1,10 +1,10 @@
 """Count the phenotypes that could be named.
 
 The count replaces a clinician who reads a phenotype's leading codes. A code of the first mode and
-one of the second are *tied* if at least twice as many patients have both as expected by chance.
-A phenotype's *ties* are the weighted share of tied pairs among its leading codes (five per mode).
-It could be *named* if that share is at least a half, and its cosine to every other named phenotype
-is below a half.
+one of the second are *tied* if at least twice as many patients have both as expected by chance. A
+phenotype's *ties* are the weighted share of tied pairs among the phenotype's leading codes (five
+per mode). A phenotype could be *named* if its ties are at least a half, and its cosine to every
+other named phenotype is below a half.
 """
 
 from typing import Any

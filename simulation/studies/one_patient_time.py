@@ -2,12 +2,12 @@
 
     python -m simulation.studies.one_patient_time
 
-Three sites get the same requests in turn. The first has thousands of made-up patients. The second
-adds a patient who is like the others. The third instead adds a patient who has every pair of codes
-and so takes the longest possible time. As in a hospital's process, a round reads the site's file
-again and keeps the ledger on disk. It is measured from the request to the packed reply.
-docs/explanation/what-leaves.md has the figures. The seconds depend on the machine, but their ratio
-does not.
+Three sites get the same requests in turn. The first site has thousands of made-up patients. The
+second site has one more patient, who is like the others. The third site instead has one more
+patient who has every pair of codes, and who therefore takes the longest possible time. As in a
+hospital's process, a round reads the site's file again and keeps the ledger on disk. A round's time
+is measured from the request to the packed reply. docs/explanation/what-leaves.md has the figures.
+The seconds depend on the machine, but their ratio does not.
 """
 
 import argparse

@@ -66,7 +66,7 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
 
 
 def row(study: Study, name: str, epsilon: float, others: Cohort | None) -> dict[str, Any]:
-    """Fit and measure one method. Its coherence is also measured in the patients of `others`."""
+    """Fit and measure one method. Also measure its coherence in the patients of `others`."""
     where, guarantee, fit = SYSTEMS[name]
     began = time.process_time()
     topics = fit(study, epsilon)

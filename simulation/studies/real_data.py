@@ -3,17 +3,17 @@
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
 The phenotypes of real patients are unknown, so a private model is compared with noiseless fits to
-the pooled data. The two measures are its share of the best fit and its factor match. The *ceiling*
-compares the noiseless fits, which have different random starts, with each other. The *null*
-consists of noiseless fits to shuffled patients, each with the procedures of one real patient and
-the diagnoses of another. The null shows how good a model can be if modes are unrelated. A
-cell of the table shows learned relations only if all its private models beat every null in both
+the pooled data. A private model has two measures: its share of the best fit, and its factor match.
+The *ceiling* compares the noiseless fits, which have different random starts, with each other. The
+*null* consists of noiseless fits to shuffled patients, each with the procedures of one real patient
+and the diagnoses of another. The null shows how good a model can be if modes are unrelated. A cell
+of the table shows learned relations only if all its private models beat every null in both
 measures. If the mean of the ceiling does not beat every null, there is no relation to learn, and no
 model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with patients scaled to norm 1 and refitted.
 
 If there are labels, the AUC for in-hospital death is shown next to the AUC from raw codes. Both
-come from logistic regression on 60 % of the patients (mean over splits and models). As in a report,
-predictors are fourth roots of memberships, because memberships are skewed.
+AUCs come from logistic regression on 60 % of the patients (mean over splits and models). As in a
+report, predictors are fourth roots of memberships, because memberships are skewed.
 
 Settings were tuned on the first half of each cohort's patients, so use the second: `--half report`.
 Noise is fresh in every run, so no two runs agree in all digits. The output folder keeps every

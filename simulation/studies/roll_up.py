@@ -3,11 +3,11 @@
     python -m simulation.studies.roll_up codes=data/dx icd3=data/dx-icd3 chapter=data/dx-chapter
 
 Make each folder with `dpfact data ... --roll-up` from the same tables. The study first prints how
-many patients each folder has. It uses only patients who are at the same site in all folders. A row
-shows one grouping and one kind of model. The share of the best fit and the factor match are those
-of `simulation.studies.real_data`. A third column counts the private models that beat every null in
-both measures. The number of phenotypes that could be named and the AUC for death are those of
-`simulation.studies.nameable`.
+many patients each folder has. The study uses only patients who are at the same site in all folders.
+A row shows one grouping and one kind of model. The share of the best fit and the factor match are
+those of `simulation.studies.real_data`. A third column counts the private models that beat every
+null in both measures. The number of phenotypes that could be named and the AUC for death are those
+of `simulation.studies.nameable`.
 
 Share, match and names are relative to a grouping's own codes, ceiling and null, so do not compare
 them between groupings. The AUC is for the same patients and deaths in all rows, so it can be
