@@ -173,8 +173,8 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
     ).fetchall()
     if events and outside == events:
         raise DataError(
-            f"{mode}: none of {events} events has a code of the given list; are dots and leading "
-            "zeros written in the same way?"
+            f"{mode}: none of {events} events has a code of the given list; are capitals, dots and "
+            "leading zeros written in the same way?"
         )
     what = "events of codes outside the list, left out"
     count(connection, mode, what, outside, warn=True)

@@ -142,11 +142,17 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
         }
         connection = duckdb.connect(config=config)
         try:
+            connection.execute("SET TimeZone = 'UTC'")  # not this machine's
             yield connection
         except duckdb.OutOfMemoryException:
             raise DataError(
                 f"{memory} of memory, or the free space in {spill.parent}, is too little to build "
                 "the tensors; allow more memory, or keep fewer codes"
+            ) from None
+        except duckdb.NotImplementedException:
+            raise DataError(
+                "DuckDB cannot read the type of a column; leave the column out, or turn it into "
+                "text, in pandas with astype(str)"
             ) from None
         except duckdb.Error as error:
             raise DataError(  # DuckDB's message may quote a patient's line
@@ -278,7 +284,8 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
         rejected = _take_rejected(connection)
     if rejected:
         wrong = {
-            "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (or set --encoding)",
+            "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (save it as UTF-8; "
+            "dpfact data events also has --encoding)",
             "UNQUOTED VALUE": "an open quote",
         }
         fields = "too few or too many fields (does a field with the delimiter lack quotes?)"
@@ -317,7 +324,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
-        hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
+        hint = "; is it gzipped, as its name says?" * isinstance(error, gzip.BadGzipFile)
+        hint += "; it has no byte order mark: save it as UTF-8" * isinstance(error, UnicodeError)
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
     # A name may contain a newline.
     header = [normalize("NFC", " ".join(name.split())) for name in names]
@@ -325,8 +333,9 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
         raise DataError(f"{path}: its first line is empty, but needs to name the columns")
     if any("\ufffd" in name or "\0" in name for name in header):
         raise DataError(
-            f"{path}: its first line is not {dialect.encoding}; name its encoding (--encoding "
-            f"{', or '.join(ENCODINGS[1:])}), or save a workbook or archive as plain or gzipped CSV"
+            f"{path}: its first line is not {dialect.encoding}; save a workbook or archive as CSV "
+            "(plain or gzipped), and other text as UTF-8 (dpfact data events also reads --encoding "
+            f"{', or '.join(ENCODINGS[1:])})"
         )
     if not all(_COLUMN.fullmatch(name) and name.isprintable() for name in header):
         raise DataError(
@@ -447,15 +456,14 @@ def _typed(
         asked = lower in wanted or list_of(lower) in wanted
         if asked and not _TEXT_OR_WHOLE.fullmatch(kind):
             why = " (one missing value makes whole numbers floats)" * (kind == "DOUBLE")
-            how = f"; read it as text, in pandas with dtype=str{why}" * isinstance(place, Rows)
+            how = "read it as text, in pandas with dtype=str"
+            if not (isinstance(place, Rows) and place.frames):
+                how = "store it as text or whole numbers"
             raise DataError(
                 f"{place}: column {name.strip()} must hold text, whole numbers, dates or times; "
-                f"it holds {kind}{how}"
+                f"it holds {kind}; {how}{why}"
             )
-        column = quoted(name)
-        if kind == "TIMESTAMP WITH TIME ZONE":  # otherwise shown in this machine's time zone
-            column = f"make_timestamp(epoch_us({column}))"
-        text = f"{column}::VARCHAR"
+        text = f"{quoted(name)}::VARCHAR"
         if lower == "patient" and isinstance(place, Rows) and place.sites:
             text = f"trim({text})"  # blanks and NaN stay as they are, to be refused
             missing = f"lower({text}) IN ('', 'na') OR {NO_VALUE.format(text)}"

@@ -206,8 +206,14 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
         read_events(HERE.drop(columns="mode"))
     with pytest.raises(DataError, match=r"pass a DataFrame, .*; for files, use dpfact data"):
         read_events("events.csv", columns={"mode": "kind"})
-    with pytest.raises(DataError, match="sites: column site must be the same in all rows"):
-        read_events(EVENTS.assign(site=["north", "south", "north", "south", "south"]))
+    for frame, says in (
+        (EVENTS.assign(site=["n", "s", "n", "s", "s"]), "sites: column site must be the same in"),
+        (HERE.set_index(["mode", "code"]), r"events: code is in the index; call reset_index\(\)"),
+        (HERE[:0], "events: has no row"),
+        (HERE.assign(x=pd.Interval(0, 1)), "cannot read the type of a column; leave the column o"),
+    ):
+        with pytest.raises(DataError, match=says):
+            read_events(frame)
 
 
 GERMAN = {"patient": "Fallnr", "code": "ICD", "time": "Datum", "mode": "Art", "site": "Klinik"}

@@ -70,6 +70,8 @@ _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
     "codes without a letter or digit": r"(FROM codes WHERE NOT regexp_matches(code, '[\pL\pN]'))",
+    "codes like I10;E11 or ['I10'], which may be lists of codes": r"""
+        (FROM codes WHERE regexp_matches(code, '^(b''|\[)|[,;] *\pL?\d\d'))""",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
@@ -304,7 +306,8 @@ def _check_rows(
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
     parsed, zoned = TIME.format("time"), ZONED_TIME.format("time")
     if source.time_format:
-        parsed, zoned = f"try_strptime(time, {literal(source.time_format)})", "false"
+        parsed = f"try_strptime(time, {literal(source.time_format)})"
+        zoned = str("%z" in source.time_format)
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
     no_id = f"length(encounter) < 8 AND {_NO_ID.format('encounter')}"
@@ -323,6 +326,7 @@ def _check_rows(
             f"{place}: column {names['time']} must have an offset from UTC in every row or in "
             f"none; {with_offset} of {rows} row(s) have one"
         )
+    count(connection, place.name, "times with an offset from UTC, converted to UTC", with_offset)
     if unplaced == rows:
         raise DataError(
             f"{place}: column {names[window.column]} must place events in a window; all {rows} "

@@ -44,7 +44,11 @@ def read_events(
     renamed = {role: roles.pop(role).strip() for role in (MODE, SITE) if role in roles}
     mode_column, site_column = renamed.get(MODE, MODE), renamed.get(SITE, SITE)
     parts = list(events.values()) if isinstance(events, Mapping) else [events]
+    known = (*event_tables.Columns().names, MODE, SITE)
     for frame in parts:
+        levels = getattr(getattr(frame, "index", None), "names", ())  # of a pandas frame
+        if lost := {*levels} & {*known, *roles.values(), *renamed.values()} - {*columns_of(frame)}:
+            raise DataError(f"events: {min(lost)} is in the index; call reset_index() first")
         check_columns(Rows("events"), [*renamed.values()], columns_of(frame))
     if isinstance(events, Mapping):
         tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
@@ -60,7 +64,6 @@ def read_events(
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in all modes' frames, or in none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
-    known = (*event_tables.Columns().names, MODE, SITE)
     if unknown := roles.keys() - set(known):
         raise SettingsError(f"columns: must be some of {', '.join(known)}; got {min(unknown)}")
     names = event_tables.Columns(**roles)
@@ -115,6 +118,8 @@ def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str,
                 GROUP BY mode ORDER BY min(place)"""
         ).fetchall()
     modes = dict(counts)
+    if not modes:
+        raise DataError("events: has no row")
     if None in modes:
         raise DataError(f"events: column {column} must not be blank; {modes[None]} row(s) are")
     for mode in modes:

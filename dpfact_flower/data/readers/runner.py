@@ -368,7 +368,7 @@ class _Work:
             if kind == "VARCHAR" and column.endswith("id"):  # pandas writes 17.0 beside blanks
                 wrong, right = (
                     "regexp_full_match({0}, '-?\\d+\\.0')",
-                    "an identifier without a final .0",
+                    "an identifier without a final .0 (in pandas, use the type Int64)",
                 )
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")

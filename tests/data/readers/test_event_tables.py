@@ -225,7 +225,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         "odd.csv",
         "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
         f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n"
-        "2,2024-05-05,?\n",
+        '2,2024-05-05,?\n2,2024-05-05,"E11.9, I10"\n',
     )
     found, differ = events.read(tables, "north").read_report, "differ from another only in leading"
     assert {
@@ -233,6 +233,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         ("diagnoses", "codes of more than 60 characters", 1),
         ("diagnoses", "codes NA, which may be a missing value", 1),
         ("diagnoses", "codes without a letter or digit", 1),
+        ("diagnoses", "codes like I10;E11 or ['I10'], which may be lists of codes", 1),
         ("patients", f"identifiers that {differ} zeros, a final .0 or case", 2),
         ("diagnoses", f"codes that {differ} zeros, dots or case", 3),
     } <= set(found)
@@ -301,8 +302,10 @@ def test_offsets_become_utc(tables, write):
     """The first event is at 08:00, so the window ends 30 days later at 08:00 UTC."""
     rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02,out\n1,2024-01-31 08:00Z,in2\n"
     rows += "1,2024/01/31 08:00:00.5 UTC,in3\n1,2024/01/31 08:01 UTC,out2\n"  # as BigQuery exports
-    cells = cells_with(tables, write("d.csv", "patient,time,code\n" + rows))
-    assert {code for *_, code in cells} == {"in", "in2", "in3"}
+    tables["diagnoses"] = write("d.csv", "patient,time,code\n" + rows)
+    cohort = events.read(tables, "north")
+    assert {code for *_, code in cells_of(cohort)} == {"in", "in2", "in3"}
+    assert ("d.csv", "times with an offset from UTC, converted to UTC", 5) in cohort.read_report
 
 
 def test_several_files_of_one_mode_count_a_repeated_event_once(tables, write):
@@ -361,7 +364,7 @@ REFUSED = {
     "bzip2": ("d.csv.bz2", bz2.compress(D.encode()), "save a workbook or archive"),
     "an Excel workbook": ("d.csv", b"PK\x03\x04" + bytes(30), "save a workbook or archive"),
     "big-endian UTF-16": ("d.csv", ("\ufeff" + D).encode("utf-16-be"), "--encoding latin-1, or u"),
-    "UTF-16": ("d.csv", D.encode("utf-16"), r"is not utf-8; name its encoding \(--encoding lat"),
+    "UTF-16": ("d.csv", D.encode("utf-16"), r"not utf-8; .*as UTF-8 \(dpfact data events also rea"),
     "files put one behind the other, header and all": (
         "d.csv", (D + D).encode(), r"d\.csv: 1 row\(s\) repeat the names of .*; delete these"
     ),
@@ -373,7 +376,7 @@ REFUSED = {
     ),
     "Windows' quotes": (
         "d.csv", D.replace("4019", "x").encode().replace(b"x", b"\x93x\x94"),
-        r"text that is not UTF-8 \(or set --encoding\); the first is row 3",
+        r"text that is not UTF-8 \(save it as UTF-8; .* has --encoding\); the first is row 3",
     ),
 }  # fmt: skip
 
@@ -442,3 +445,5 @@ def test_another_encoding_is_read_where_it_is_named(text, encoding, name, tmp_pa
     assert cells_of(read(tmp_path, "d.csv", content, name)) == CELLS
     with pytest.raises(DataError, match=r"d\.csv: not readable as CSV .*is it cut off"):
         read(tmp_path, "d.csv", content + b"\x81", name)
+    with pytest.raises(DataError, match="it has no byte order mark: save it as UTF-8"):
+        read(tmp_path, "d.csv", D.encode("utf-16-le"), "utf-16")

@@ -43,7 +43,7 @@ ROWS = {
     ],
     "hosp/procedures_icd": [
         "1,10,1,2180-05-06,0040,9", "1,11,1,2181-05-07,02HV33Z,10", "2,20,1,,02HV33Z,10",
-        "3,30,1,2180-05-07,0040,9",
+        "3,30,1,2180-05-07,40,9",
     ],
     "hosp/prescriptions": [
         "1,10,1,,,,,,MAIN,Furosemide,,,,,,,,,,,IV", "1,10,2,,,,,,BASE,5% Dextrose,,,,,,,,,,,IV",
@@ -122,6 +122,8 @@ def test_what_is_left_out_is_counted(folder):
     assert counts["diagnoses_icd", "rows"] == 10
     assert counts["diagnoses_icd", "rows without a code or a patient, left out"] == 1
     assert counts["diagnoses_icd", "rows whose icd_version is neither 9 nor 10, left out"] == 1
+    lost = "rows whose code has fewer than 3 characters, perhaps because leading zeros were lost"
+    assert counts["procedures_icd", lost] == 1
     assert counts["admissions", "rows without hospital_expire_flag, counted as no death"] == 1
     assert counts["admissions", "patients without a care unit or service, left out"] == 1
     assert counts["patients", "left out, since no window holds a code of each mode"] == 1
