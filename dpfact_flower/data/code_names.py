@@ -22,12 +22,9 @@ from dpfact_flower.data.vocabulary import Vocabulary, csv_rows
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
 """The coding systems: ICD-9-CM and ICD-10 diagnoses and procedures, and AHRQ diagnosis groups."""
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
-"""Folder that contains the tables of code names."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
-"""Maps the prefix of an ICD code to the ICD version."""
 _DIAGNOSES = {"icd9cm": "9", "icd10cm": "10"}
-"""Maps the coding systems of diagnoses to ICD versions."""
 _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
@@ -59,7 +56,6 @@ CHAPTERS = _chapters()
 BODY_SYSTEMS = tuple(
     dict.fromkeys(word for chapter in CHAPTERS["9"] for _, word in chapter.systems)
 )
-"""Names of all body systems."""
 
 
 def split_code(code: str) -> tuple[str, str]:

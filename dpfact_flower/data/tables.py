@@ -149,14 +149,11 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
                 f"{memory} of memory, or the free space in {spill.parent}, is too little to build "
                 "the tensors; allow more memory, or keep fewer codes"
             ) from None
-        except duckdb.NotImplementedException:
+        except duckdb.Error as error:  # its message may quote a patient's line
+            how = "; turn columns of unusual types into text, in pandas with astype(str)"
             raise DataError(
-                "DuckDB cannot read the type of a column; leave the column out, or turn it into "
-                "text, in pandas with astype(str)"
-            ) from None
-        except duckdb.Error as error:
-            raise DataError(  # DuckDB's message may quote a patient's line
                 f"DuckDB could not build the tensors ({type(error).__name__})"
+                + how * isinstance(error, duckdb.NotImplementedException)
             ) from None
         finally:
             connection.close()

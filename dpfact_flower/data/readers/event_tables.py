@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 SITE = "site"
-"""Name of the site column in the table of sites."""
 TableSource = Path | Rows
 
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
@@ -297,10 +296,7 @@ def _load_rows(
 def _check_rows(
     connection: Connection, place: TableSource, source: EventTable, window: Window
 ) -> tuple[int, int]:
-    """Check the table ``loaded``, and convert times to minutes.
-
-    Return the number of rows, and how many rows lack the time or encounter that the window needs.
-    """
+    """Check the rows, convert times to minutes, and return the numbers of all and unplaced rows."""
     names = source.columns.names
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"

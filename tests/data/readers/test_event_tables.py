@@ -237,11 +237,8 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         ("patients", f"identifiers that {differ} zeros, a final .0 or case", 2),
         ("diagnoses", f"codes that {differ} zeros, dots or case", 3),
     } <= set(found)
-
-
-def test_two_modes_with_the_same_events_are_counted(tables):
     what = "events, all of which are also in procedures"
-    assert what not in {found for _, found, _ in events.read(tables, "north").read_report}
+    assert what not in {said for _, said, _ in found}
     tables["diagnoses"] = tables["procedures"]
     assert ("diagnoses", what, 4) in events.read(tables, "north").read_report
 
