@@ -442,7 +442,7 @@ def _typed(
         source = place.sql(connection)
     elif place.exists():
         below = "/**/*.parquet" if place.is_dir() else ""
-        source = f"read_parquet({_literal_path(place, below)})"
+        source = f"read_parquet({_literal_path(place, below)}, union_by_name = true)"
     else:
         raise DataError(f"{place}: no such file")
     described = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()

@@ -25,15 +25,10 @@ def test_an_event_is_kept_once_in_one_relation_and_over_several(connection):
     assert add(connection, [("1", "a", 5, "x"), ("1", "a", 5, "x"), ("1", None, 5, "x")]) == 2
     assert add(connection, [("1", None, 5, "x"), ("1", "a", None, "x"), ("2", "a", 5, "x")]) == 2
     assert add(connection, [("1", "a", 5, "x")], mode="rx") == 1
+    assert add(connection, [(None, "a", 5, "y"), ("3", "a", 5, None)]) == 0
     assert count_rows(connection, events.table_of("dx")) == 4
     assert count_rows(connection, "people") == 2
     assert count_rows(connection, "codes") == 2
-
-
-def test_what_has_no_patient_or_no_code_is_no_event(connection):
-    assert add(connection, [(None, "a", 5, "x"), ("1", "a", 5, None)]) == 0
-    assert count_rows(connection, "people") == 0
-    assert count_rows(connection, "codes") == 0
 
 
 @pytest.mark.parametrize("table", ["people", "codes"])

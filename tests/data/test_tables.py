@@ -96,6 +96,13 @@ def test_a_column_of_parquet_that_is_no_text_is_refused_if_needed(value, connect
     assert rows(connection) == [("x",)]
 
 
+def test_zeros_are_kept_where_another_file_of_the_folder_holds_numbers(connection, tmp_path):
+    for name, code in (("0", "401"), ("1", "'0389'")):
+        duckdb.sql(f"SELECT {code} AS code").write_parquet(str(tmp_path / f"{name}.parquet"))
+    load(connection, tmp_path, "code")
+    assert rows(connection) == [("401",), ("0389",)]
+
+
 def test_a_parquet_file_that_cannot_be_used_is_named(connection, tmp_path, write):
     with pytest.raises(DataError, match=r"lacks the column\(s\) code; it has \['Id'\]"):
         load(connection, parquet(tmp_path, "1 AS Id"), "id", "code")

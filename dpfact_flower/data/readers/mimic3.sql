@@ -55,7 +55,7 @@ UNION ALL SELECT 'diagnoses', * FROM diagnoses;
 SELECT upper(mode) || '_ICD', count(*) FROM coded
 WHERE icd9_code IS NULL OR subject_id IS NULL GROUP BY mode;
 
--- @count rows whose code has fewer than 3 characters, perhaps because leading zeros were lost
+-- @count rows with short codes, which may lack leading zeros
 SELECT upper(mode) || '_ICD', count(*) FROM coded WHERE length(icd(icd9_code)) < 3 GROUP BY mode;
 
 -- @events

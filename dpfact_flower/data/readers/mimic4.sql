@@ -97,7 +97,7 @@ SELECT mode || '_icd', count(*) FROM coded
 WHERE icd_code IS NOT NULL AND subject_id IS NOT NULL
     AND coalesce(icd_version NOT IN ('9', '10'), true) GROUP BY mode;
 
--- @count rows whose code has fewer than 3 characters, perhaps because leading zeros were lost
+-- @count rows with short codes, which may lack leading zeros
 SELECT mode || '_icd', count(*) FROM coded
 WHERE length(replace(icd_code, '.', '')) < 3 GROUP BY mode;
 

@@ -46,7 +46,7 @@ def folder(request, tmp_path):
 
 def test_tensors_of_a_hand_made_folder(folder):
     cohort = read("mimic3", folder)
-    short = "rows whose code has fewer than 3 characters, perhaps because leading zeros were lost"
+    short = "rows with short codes, which may lack leading zeros"
     assert ("PROCEDURES_ICD", short, 1) in cohort.read_report
     procedures, diagnoses = cohort.vocabularies
     assert (procedures.name, diagnoses.name) == ("procedures", "diagnoses")
