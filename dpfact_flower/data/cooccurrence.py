@@ -2,9 +2,8 @@
 
 A cell of the tensor belongs to a patient and to one code of each mode. The cell counts combinations
 of the patient's events, as in the DPFact paper (section Dataset). A combination has one event of
-each of the cell's codes, and must satisfy the `Window` rule. Rows of a mode that agree in patient,
-encounter, time and code count as one event. By default, patients without any combination of events
-are left out.
+each of the cell's codes, and must satisfy the `Window` rule. By default, patients without any
+combination of events are left out.
 
 A reader stores each mode's events (see `clinical_events`), and fills two tables. ``patients`` has
 one row per patient, with the columns ``patient`` and ``site`` (text) and a BOOLEAN column for each

@@ -31,7 +31,7 @@ _DELIMITERS = ",;\t|"
 _SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])\r?\n?", re.IGNORECASE)
 _TEXT_OR_WHOLE = re.compile(  # names of DuckDB types; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
-    r"DATE|TIMESTAMP.*"
+    r'DATE|TIMESTAMP.*|"NULL"'
 )
 ENCODINGS = ("utf-8", "latin-1", "utf-16", "windows-1252")
 MEMORY = "2GB"
@@ -94,7 +94,9 @@ class Rows(NamedTuple):
     def sql(self, connection: Connection) -> str:
         """Register the frames on a connection, and return a subquery that selects the rows."""
         for number, frame in enumerate(self.frames):
-            _refuse_twins(self, [name.lower() for name in columns_of(frame)])
+            if not (names := columns_of(frame)):
+                raise DataError(f"{self}: need a frame with columns, got {type(frame).__name__}")
+            _refuse_twins(self, [name.lower() for name in names])
             if hasattr(type(frame), "write_parquet"):  # polars or a DuckDB relation
                 path = Path(_spill_of(connection)) / f"frame_{id(frame)}.parquet"
                 if not path.exists():

@@ -133,6 +133,10 @@ def test_small_sites_are_merged(filled):
     sites = {site.name: site.patients for site in cohort.sites}
     assert sites == {"big": ("p0", "p1", "p2"), "other": ("p3", "p4")}
     np.testing.assert_array_equal(cohort.sites[1].labels["died"], [0, 1])
+    other = [(who, "other" if site == "big" else site, died) for who, site, died in PATIENTS]
+    fill(filled, other, EVENTS)
+    with pytest.raises(DataError, match="small sites are merged into other, but a site has this"):
+        build(filled, min_patients=2)
 
 
 def test_site_names_are_made_fit_to_stand(connection):
@@ -152,13 +156,6 @@ def test_two_names_never_become_one(names, connection):
     fill(connection, patients, events)
     with pytest.raises(DataError, match="would all be named"):
         build(connection)
-
-
-def test_a_site_named_as_the_merged_ones_are_is_refused(connection):
-    fill(connection, [(who, "other" if site == "big" else site, died)
-                      for who, site, died in PATIENTS], EVENTS)  # fmt: skip
-    with pytest.raises(DataError, match="small sites are merged into other"):
-        build(connection, min_patients=2)
 
 
 def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(connection):

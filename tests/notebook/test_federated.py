@@ -86,6 +86,8 @@ def test_columns_with_other_names_are_read_as_the_error_says():
     columns = ast.literal_eval(str(caught.value).partition("try columns=")[2])
     assert columns == NAMES
     assert cells_of(read_events(elsewhere, columns=columns)) == cells_of(read_events(HERE))
+    numbered, columns = HERE.set_axis(range(4), axis=1), dict(zip(HERE, range(4), strict=True))
+    assert cells_of(read_events(numbered, columns=columns)) == cells_of(read_events(HERE))
 
 
 @pytest.mark.parametrize("other", [lambda frame: frame, as_polars, as_arrow, duckdb.from_df])
@@ -105,6 +107,8 @@ def test_a_lazy_frame_must_be_collected():
     for refused in (lambda: read_events(lazy), lambda: read_events(HERE, labels=lazy)):
         with pytest.raises(DataError, match=r"not a lazy frame: call its method collect\(\)"):
             refused()
+    empty_column = lazy.collect().with_columns(encounter=None)
+    assert cells_of(read_events(empty_column)) == BY_SITE
 
 
 def test_times_in_another_form_are_read_with_a_format():
@@ -185,6 +189,8 @@ def test_deaths_come_along():
         assert read_events(HERE, labels=died).sites[0].labels["died"].tolist() == [0, 1]
     with pytest.raises(DataError, match=r"labels of died: column died must be 0 or 1 .*; 1 row"):
         read_events(HERE, labels=died.replace(0.0, np.nan))
+    with pytest.raises(DataError, match="labels of died: need a frame with columns, got list"):
+        read_events(HERE, labels={"died": [1, 0]})
 
 
 def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():

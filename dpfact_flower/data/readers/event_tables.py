@@ -450,7 +450,9 @@ def _load_label(
         option = "" if isinstance(place, Rows) else " (--label with missing=0 takes them for 0)"
         lacking = f"must hold every patient; {missing} patient(s) are missing{option}"
         raise DataError(f"{place}: column {table.patient} {lacking}")
-    count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
+    everybody = missing == count_rows(connection, "patients")
+    what = f"patients not in it, labelled {table.missing}" + ", which are all patients" * everybody
+    count(connection, place.name, what, missing, warn=everybody)
     connection.execute(
         f"""ALTER TABLE patients ADD COLUMN {column} BOOLEAN DEFAULT {table.missing == "1"};
             UPDATE patients SET {column} = facts.value IN {_YES} FROM facts

@@ -40,7 +40,7 @@ def read_events(
     other labels, pass a dict that maps a label's name to a frame with the columns ``patient`` and
     the label's name. `event_tables` explains the other arguments.
     """
-    roles = dict(columns or {})
+    roles = {role: str(name) for role, name in dict(columns or {}).items()}
     renamed = {role: roles.pop(role).strip() for role in (MODE, SITE) if role in roles}
     mode_column, site_column = renamed.get(MODE, MODE), renamed.get(SITE, SITE)
     parts = list(events.values()) if isinstance(events, Mapping) else [events]

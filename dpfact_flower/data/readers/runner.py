@@ -13,11 +13,10 @@ column that is declared with ``DEFAULT NULL``. A column ``code`` of type ``VARCH
 distinct values of the source's columns ``code_1``, ``code_2`` and so on. A star in ``FILE`` matches
 any text. All tables that match are combined, and the column ``part`` contains the matched text.
 
-More directives may follow ``@load``. ``-- @where SQL`` keeps rows that meet an SQL condition. In
-this condition, all columns are text. With ``-- @there SQL``, an SQLAlchemy database sends only rows
-that meet an SQL condition. The only placeholder in this condition is ``$schema``. With
-``-- @optional CONSEQUENCE``, the table stays empty if the source lacks ``FILE``, and the read
-report states the consequence.
+Below ``@load``, ``-- @where SQL`` keeps rows that meet an SQL condition on text columns. With
+``-- @there SQL``, an SQLAlchemy database sends only rows that meet an SQL condition, in which
+``$schema`` is the only placeholder. With ``-- @optional CONSEQUENCE``, the table stays empty if the
+source lacks ``FILE``, and the read report states the consequence.
 
 ``-- @names SYSTEM`` fills a new table with the codes and names of a coding system (one of
 `dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs a query that returns table names

@@ -74,16 +74,12 @@ def test_the_same_encounter(tables):
     }
 
 
-def test_where_the_patient_column_is_the_encounter_all_codes_of_a_patient_meet(tables):
-    columns = events.Columns(encounter="Patient")
-    found = cells_of(events.read(tables, "north", columns=columns, window_days=None))
+def test_other_columns_of_the_encounter_and_of_no_time(tables):
+    whole_patients = events.Columns(encounter="Patient")
+    found = cells_of(events.read(tables, "north", columns=whole_patients, window_days=None))
     assert found["north", "1", "3605", "4019"] == 1  # of other encounters
-
-
-def test_a_column_that_is_not_read_tells_no_events_apart(tables):
-    columns = events.Columns(time="")
-    cohort = events.read(tables, "north", columns=columns, window_days=None)
-    assert cells_of(cohort)["north", "2", "40", "4019"] == 1
+    untimed = events.read(tables, "north", columns=events.Columns(time=""), window_days=None)
+    assert cells_of(untimed)["north", "2", "40", "4019"] == 1  # times tell no events apart
 
 
 def test_a_code_is_described_by_the_text_that_most_often_goes_with_it(tables):
@@ -267,10 +263,9 @@ def test_times_as_a_format_says(form, time, tables, write):
     write("d.csv", "patient,time,code\n1,2024-13-99x,x\n")
     with pytest.raises(DataError, match=rf"must be a time in the format {form.split()[0]}.*; 1 "):
         cells_with(tables, table)
-    with pytest.raises(SettingsError, match="time format: %I needs %p"):
-        events.EventTable([file], time_format="%Y-%m-%d %I:%M")
-    with pytest.raises(SettingsError, match="time format: need a year, a month and a day"):
-        events.EventTable([file], time_format="Y-%m-%d")
+    for wrong, says in ("%Y-%m-%d %I:%M", "%I needs %p"), ("Y-%m-%d", "need a year, a month and a"):
+        with pytest.raises(SettingsError, match=f"time format: {says}"):
+            events.EventTable([file], time_format=wrong)
     with pytest.raises(SettingsError, match="time format: '%Y-%m-%d %q' has an unknown % code"):
         cells_with(tables, events.EventTable([file], time_format="%Y-%m-%d %q"))
 
@@ -329,6 +324,9 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
         events.read(tables, "north", labels={"back": replace(table, missing="")})
     with pytest.raises(SettingsError, match="label: missing must be"):
         replace(table, missing="2")
+    write("readmitted.csv", "ID,Readmitted\n01,1\n")
+    what = "patients not in it, labelled 0, which are all patients"
+    assert (file.name, what, 3) in events.read(tables, "n", labels={"back": table}).read_report
 
 
 # --- files from other programs: each is read, or refused in one line

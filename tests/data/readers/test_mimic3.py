@@ -46,8 +46,7 @@ def folder(request, tmp_path):
 
 def test_tensors_of_a_hand_made_folder(folder):
     cohort = read("mimic3", folder)
-    short = "rows with short codes, which may lack leading zeros"
-    assert ("PROCEDURES_ICD", short, 1) in cohort.read_report
+    assert "PROCEDURES_ICD: rows with short codes, which may lack leading zeros: 1" in repr(cohort)
     procedures, diagnoses = cohort.vocabularies
     assert (procedures.name, diagnoses.name) == ("procedures", "diagnoses")
     assert procedures.codes == ("0040", "40")
