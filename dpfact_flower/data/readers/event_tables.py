@@ -69,8 +69,8 @@ _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
     "codes without a letter or digit": r"(FROM codes WHERE NOT regexp_matches(code, '[\pL\pN]'))",
-    "codes like I10;E11 or ['I10'], which may be lists of codes": r"""
-        (FROM codes WHERE regexp_matches(code, '^(b''|\[)|[,;] *\pL?\d\d'))""",
+    "codes that look like lists or formulas (I10;E11, ['I10'], =I10)": r"""
+        (FROM codes WHERE regexp_matches(code, '^(b?''|\[|=)|[,;] *\pL?\d\d'))""",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",

@@ -221,7 +221,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         "odd.csv",
         "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
         f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n"
-        '2,2024-05-05,?\n2,2024-05-05,"E11.9, I10"\n',
+        '2,2024-05-05,?\n2,2024-05-05,"E11.9, I10"\n2,2024-05-05,"=""0040"""\n',
     )
     found, differ = events.read(tables, "north").read_report, "differ from another only in leading"
     assert {
@@ -229,7 +229,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
         ("diagnoses", "codes of more than 60 characters", 1),
         ("diagnoses", "codes NA, which may be a missing value", 1),
         ("diagnoses", "codes without a letter or digit", 1),
-        ("diagnoses", "codes like I10;E11 or ['I10'], which may be lists of codes", 1),
+        ("diagnoses", "codes that look like lists or formulas (I10;E11, ['I10'], =I10)", 2),
         ("patients", f"identifiers that {differ} zeros, a final .0 or case", 2),
         ("diagnoses", f"codes that {differ} zeros, dots or case", 3),
     } <= set(found)
