@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 class Options:
     """Options that all readers share.
 
-    `top` has a number for each mode: how many of the most frequent codes to keep (None: all codes).
-    `vocabularies` contains public code lists, to be used instead of `top`. `top` and `vocabularies`
-    follow the order of the modes. `rolled_up` maps modes to groupings of codes. Codes are grouped
-    before `top` is applied. Sites with fewer than `min_patients` patients are merged into the site
-    ``other``. If `keep_empty` is true, patients without co-occurring codes are kept as empty rows.
-    `memory` limits the memory that DuckDB uses before it spills to disk.
+    `top` contains the number of codes to keep in each mode (None: all codes). The most frequent
+    codes are kept. `vocabularies` contains public code lists, to be used instead of `top`. `top`
+    and `vocabularies` follow the order of the modes. `rolled_up` maps modes to groupings of codes.
+    Codes are grouped before `top` is applied. Sites with fewer than `min_patients` patients are
+    merged into the site ``other``. If `keep_empty` is true, patients without co-occurring codes are
+    kept as empty rows. `memory` limits the memory that DuckDB uses before it spills to disk.
     """
 
     top: Sequence[int | None] | None = None

@@ -56,7 +56,7 @@ TIME = (
 class Dialect:
     """The delimiter and the encoding of a CSV file.
 
-    If `delimiter` is empty, it is the most frequent comma, semicolon, tab or | in the first line.
+    An empty `delimiter` means the most frequent of comma, semicolon, tab and | in the first line.
     """
 
     delimiter: str = ""
@@ -78,7 +78,7 @@ class Rows(NamedTuple):
 
     The rows come either from `frames` (pandas, polars, Arrow or DuckDB), or from the database table
     with the SQL name `table`. Only rows that meet the SQL condition `where` are used. If `sites`
-    names each frame's site, rows get a column ``site``. Patients' identifiers then become
+    names each frame's site, rows get a column ``site``. With `sites`, patients' identifiers become
     ``SITE/PATIENT``, so that sites may use the same identifiers.
     """
 

@@ -147,7 +147,7 @@ class LabelTable:
 
     `column` names the column of labels or sites (by default, the label's name or ``site``).
     `patient` defaults to the patient column of the event tables. Patients who are not in a table of
-    labels get the label `missing` (0 or 1). If `missing` is empty, they cause an error.
+    labels get the label `missing` (0 or 1). If `missing` is empty, such patients cause an error.
     """
 
     file: TableSource
@@ -296,7 +296,7 @@ def _load_rows(
 def _check_rows(
     connection: Connection, place: TableSource, source: EventTable, window: Window
 ) -> tuple[int, int]:
-    """Check the rows, convert times to minutes, and return the numbers of all and unplaced rows."""
+    """Check rows and convert times. Return the numbers of rows, and of rows that `window` omits."""
     names = source.columns.names
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"

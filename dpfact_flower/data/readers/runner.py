@@ -21,17 +21,17 @@ source lacks ``FILE``, and the read report states the consequence.
 ``-- @names SYSTEM`` fills a new table with the codes and names of a coding system (one of
 `dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs a query that returns table names
 and counts, which are reported as WHAT. ``-- @refuse REQUIREMENT`` needs a query that returns table
-names and numbers of rows. If any number is not 0, reading fails and the error states the
+names and numbers of rows. If ``@refuse`` finds any row, reading fails, and the error states the
 requirement.
 
 ``-- @events`` needs a query that returns mode, patient, code and, if the window needs these
-columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After the
-query, the table ``people`` contains all patients who have events. ``-- @describe`` needs a query
-that returns mode, code and description.
+columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After
+``@events``, the table ``people`` contains all patients who have events. ``-- @describe`` needs a
+query that returns mode, code and description.
 
 ``-- @patients`` needs a query that returns patient and site, with one row per patient.
 ``-- @label NAME`` needs a query that returns the patients whose label is 1. ``-- @stays`` needs a
-query that returns each hospital stay's patient, begun and ended, for the label ``readmitted``.
+query that returns the columns patient, begun and ended of each stay, for the label ``readmitted``.
 ``@label`` and ``@stays`` must follow ``@patients``.
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
@@ -138,10 +138,10 @@ class Script:
     `modes` maps the feature modes, in the tensor's order, to the number of codes to keep (0: all).
     If an option has the same name as a mode, the mode is used only if the option is true. `window`
     says whether combined events are at most a number of days apart (``days``), in one encounter
-    (``encounter``), or both (``days in encounter``). `source` is ``tables``, or ``lines`` if the
-    source is one text file, which is read into a table ``lines`` with the columns ``number`` and
-    ``line``. `folders` names subfolders that may contain tables. If `named` is true, the user must
-    name the cohort, which otherwise gets the script's name.
+    (``encounter``), or both (``days in encounter``). `source` is ``tables`` or, for one text file,
+    ``lines``. The file's lines become the table ``lines`` with the columns ``number`` and ``line``.
+    `folders` names subfolders that may contain tables. If `named` is true, the user must name the
+    cohort, which otherwise gets the script's name.
     """
 
     name: str
