@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 10_000
 _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"}
-"""Maps the dialect in a URL to SQLAlchemy's dialect and driver."""
 
 
 class Source(NamedTuple):

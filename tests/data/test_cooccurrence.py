@@ -133,8 +133,7 @@ def test_small_sites_are_merged(filled):
     sites = {site.name: site.patients for site in cohort.sites}
     assert sites == {"big": ("p0", "p1", "p2"), "other": ("p3", "p4")}
     np.testing.assert_array_equal(cohort.sites[1].labels["died"], [0, 1])
-    other = [(who, "other" if site == "big" else site, died) for who, site, died in PATIENTS]
-    fill(filled, other, EVENTS)
+    fill(filled, [(who, at.replace("big", "other"), died) for who, at, died in PATIENTS], EVENTS)
     with pytest.raises(DataError, match="small sites are merged into other, but a site has this"):
         build(filled, min_patients=2)
 

@@ -393,7 +393,9 @@ class _Work:
         for mode in self.modes:
             query = f"""(SELECT patient::VARCHAR AS patient, {encounter} AS encounter,
                                 {time} AS time, code FROM ({sql}) WHERE mode = {literal(mode)})"""
-            add_events(self.connection, mode, query)
+            events = count_rows(self.connection, query, "patient IS NOT NULL AND code IS NOT NULL")
+            repeated = events - add_events(self.connection, mode, query)
+            count(self.connection, mode, "repeated events, each counted once", repeated)
 
     def _label_readmissions(self, stays: str) -> None:
         """Label patients who have a stay that begins within 30 days after another stay ends.
@@ -421,7 +423,6 @@ class _Work:
         self.labels.append(name)
 
     def _created(self, sql: str) -> str:
-        """Return the name of the table that a statement creates."""
         if created := _CREATED.match(sql):
             return created[1]
         raise DataError(

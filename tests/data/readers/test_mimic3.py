@@ -47,6 +47,7 @@ def folder(request, tmp_path):
 def test_tensors_of_a_hand_made_folder(folder):
     cohort = read("mimic3", folder)
     assert "PROCEDURES_ICD: rows with short codes, which may lack leading zeros: 1" in repr(cohort)
+    assert "procedures: repeated events, each counted once: 1" in repr(cohort)
     procedures, diagnoses = cohort.vocabularies
     assert (procedures.name, diagnoses.name) == ("procedures", "diagnoses")
     assert procedures.codes == ("0040", "40")
