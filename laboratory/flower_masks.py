@@ -3,9 +3,9 @@
     python -m laboratory.flower_masks
 
 Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. Two sites agree
-on a key of base64 text. The top bit of each of its bytes is 0, so only 28 bits of the seed can
-differ. There are therefore only 2^28 such masks.
-`dpfact_flower.privacy.secure_sum` therefore makes its own masks. No run needs this program.
+on a key of base64 text. The top bit of each byte of this text is 0, so only 28 bits of the seed can
+differ. There are therefore only 2^28 such masks. `dpfact_flower.privacy.secure_sum` therefore makes
+its own masks. No run needs this program.
 """
 
 import argparse

@@ -93,7 +93,7 @@ def _pairs(x: scipy.sparse.csr_array) -> NDArray[np.float64]:
 def _whitening(
     pairs: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a matrix that whitens the pairs to `rank` directions, and one that undoes this."""
+    """Return one matrix that whitens the pairs to `rank` directions, and one that reverses it."""
     values, vectors = np.linalg.eigh(pairs + pairs.T)
     root = np.sqrt(np.maximum(values[-rank:], 1e-9))
     return vectors[:, -rank:] / root, vectors[:, -rank:] * root

@@ -230,7 +230,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
 
 
 def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict:
-    """Judge the claim. Only the system with the paper's noise counts, as the claim is about it."""
+    """Judge the claim about the system with the paper's noise. The other systems do not count."""
 
     def cases(system: str) -> list[Case]:
         return [row["below?"] for row in pairs if row["system"] == SYSTEMS[system].title]

@@ -263,7 +263,7 @@ def _between(
 
 
 def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
-    """Judge a claim. Only the system with the paper's noise counts, as the claim is about it."""
+    """Judge a claim about the system with the paper's noise. The other systems do not count."""
     of = {system: _between(rows, system, rivals) for system in _JUDGED}
     why = "".join(
         f"<br>{SYSTEMS[system].title}: {tally(_cases(found))} ({_extent(found)})"

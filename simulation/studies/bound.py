@@ -9,8 +9,9 @@ The theorem assumes that replacing one entry of a site's tensor moves a feature 
 except in the rows about L. The two runs visit the entries in the same order, except in the rows
 about zeros. The initial factors are public. The step size is constant, and below 2 / beta with the
 paper's own beta. No pass is rolled back. Visiting orders come from public seeds, so a bound must
-hold for every seed, including those chosen below. The rows about the l2,1 step claim 0, which would
-hold without that step. docs/explanation/proof.md explains the consequences for patients.
+hold for every seed, including those chosen below. In the rows about the l2,1 step, the claimed
+value is 0. Without that step, 0 would be correct. docs/explanation/proof.md explains the
+consequences for patients.
 """
 
 import argparse
