@@ -242,10 +242,9 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         rows, unplaced = _check_rows(connection, place, source, window)
         added = add_events(connection, mode, "loaded")
         codes = f"(FROM codes WHERE mode = '{mode}')"
-        no_code = _NO_TEXT.replace(_NO_ID, NO_VALUE)  # NA may be sodium
-        for what, texts, no_text in (("patient", "people", _NO_TEXT), ("code", codes, no_code)):
-            odd = f"(SELECT {what} FROM {texts} WHERE {no_text.format(what)})"  # no repetitions
-            bad = f"{what} IS NULL OR {what} IN {odd}"
+        for what, texts, no_value in (("patient", "people", _NO_ID), ("code", codes, NO_VALUE)):
+            odd = f"{no_value} OR {_UNPRINTABLE}".format(what)
+            bad = f"{what} IS NULL OR {what} IN (SELECT {what} FROM {texts} WHERE {odd})"
             _refuse_no_text(connection, "loaded", bad, place, names[what])
         count(connection, place.name, "rows", rows)
         count(connection, place.name, "repeated rows, each counted once", rows - added, warn=True)
