@@ -192,7 +192,7 @@ def test_no_epsilon_stands_without_its_claim(runs, kind):
     assert {s for s in page.texts if "ε" in page.texts[s]} == {"header", "privacy", "methods"}
     (headline,) = [t for s, tag, t in page.blocks if (s, tag) == ("header", "p") and "ε" in t]
     assert PATIENT_CLAIM in headline
-    beside = "This epsilon covers the shared patterns, but not this page's figures of patients"
+    beside = "This epsilon does not cover this page's figures of patients"
     assert (beside in page.texts["header"]) == (kind == "simulated")
     (row,) = [row for row in page.rows("settings") if row.startswith("epsilon ")]
     assert PATIENT_CLAIM in row
@@ -253,7 +253,7 @@ def test_no_sentence_is_false_of_one_phenotype_of_discharges_at_one_site(tmp_pat
     coherence = dataclasses.replace(MEASURED, coherence=None)
     found = dataclasses.replace(KINDS["open"], sites=1, row_unit="discharge", measured=coherence)
     folder = run_folder(tmp_path / "one", found, rank=1)
-    write_config(folder, {"epsilon": 4.0, "nonnegative": False, "loss": "poisson"}, {})
+    write_config(folder, {"epsilon": 4.0, "nonnegative": False, "loss": "poisson", "seed": 7}, {})
     change(folder / "phenotypes.json", lambda own: own["table"].update(without="hidden"))
     page = Page(folder)
     assert NO_CLAIM in page.texts["privacy"]
@@ -265,11 +265,12 @@ def test_no_sentence_is_false_of_one_phenotype_of_discharges_at_one_site(tmp_pat
     assert "with an absolute score above 0.15 has the pattern" in page.texts["phenotypes"]
     assert "The share with no pattern is hidden" in page.texts["phenotypes"]
     assert "--phenotype NUMBER" in page.texts["phenotypes"]
+    assert "-s seed=8" in page.texts["phenotypes"]
     methods = " ".join(page.texts["methods"].split())
     for part in ("at one simulated site.", "1 phenotype [how", "to 20 procedures and 20 diagnoses",
                  "with the loss “poisson”", "to the phenotypes by least squares"):  # fmt: skip
         assert part in methods
-    for absent in ("The protection covers", "dpfact survey", "NPMI", ">1 patterns"):
+    for absent in ("The protection covers", "dpfact survey", "NPMI", "1 patterns"):
         assert absent not in page.source
 
 
