@@ -2,8 +2,8 @@
 
 The server draws fresh noise that is as strong as the noise in the sum of the sites' releases. The
 sum plus the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise.
-A phenotype found in both halves is therefore unlikely to be noise. A phenotype in most of the
-fitted models probably exists in other patients too (docs/explanation/certainty.md).
+A phenotype found in both halves is therefore unlikely to be noise. A phenotype found in most
+halves probably exists in other patients too (docs/explanation/certainty.md).
 """
 
 import math

@@ -140,7 +140,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Sum one row of `products`, updated by `change`, over the sites, and write it to `out`."""
+    """Write one row of `products` to `out`, updated by `change` and summed by usage over sites."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

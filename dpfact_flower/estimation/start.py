@@ -127,7 +127,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to one noisy copy of `packed`. Return the best candidate on another copy."""
+    """Fit candidates to one noisy copy of `packed`. Return the one that best fits another copy."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
@@ -204,7 +204,7 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Build a model factor by factor. Return None if fewer than `rank` factors are found."""
+    """Add factors to a model in steps. Return None if fewer than `rank` factors are found."""
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
     threshold = _GROWTH_THRESHOLD * noise

@@ -185,7 +185,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC for predicting from the cosine of two codes' weights if they share a group.
+    """Return the AUC with which the cosine of two codes' weights predicts a shared group.
 
     The codes may be from different modes. The columns of `features` must have norm 1.
     """

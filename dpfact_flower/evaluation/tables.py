@@ -2,7 +2,7 @@
 
 A share of patients is None if there are no patients. A word replaces a share that would reveal a
 count below ten. ``<10`` means fewer than ten patients. ``nearly all`` means all patients in a
-group, or all but at most nine. ``most`` means the same in a group of fewer than 100 patients.
+group of 100 or more, or all but at most nine. ``most`` means the same in a smaller group.
 ``hidden`` means that the share would reveal a count below ten.
 """
 
