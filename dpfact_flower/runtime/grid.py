@@ -67,8 +67,8 @@ class InProcessGrid(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes. Each node's name is the value of `site` in the node's config."""
-        configs = {node: context.node_config for node, context in self._contexts.items()}
-        return [NodeInfo(node_id=n, name=str(own.get("site", ""))) for n, own in configs.items()]
+        sites = {node: str(own.node_config.get("site", "")) for node, own in self._contexts.items()}
+        return [NodeInfo(node_id=node, name=sites.get(node, "")) for node in self.get_node_ids()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages and keep the replies. A ClientApp's exception becomes an error reply."""
