@@ -267,7 +267,7 @@ def test_no_sentence_is_false_of_one_phenotype_of_discharges_at_one_site(tmp_pat
     assert "--phenotype NUMBER" in page.texts["phenotypes"]
     assert "-s seed=8" in page.texts["phenotypes"]
     methods = " ".join(page.texts["methods"].split())
-    for part in ("at one simulated site.", "1 phenotype [how", "to 20 procedures and 20 diagnoses",
+    for part in ("one simulated site", "1 phenotype [how", "codes (20 procedures and 20 diagnoses)",
                  "with the loss “poisson”", "to the phenotypes by least squares"):  # fmt: skip
         assert part in methods
     for absent in ("The protection covers", "dpfact survey", "NPMI", "1 patterns"):
