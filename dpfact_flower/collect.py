@@ -87,7 +87,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request may be sent now, for the first time or again.
 
-        A request is repeated once after a `RoundFailedError`: the site may have recorded a release.
+        A `RoundFailedError` allows one repetition, because the site may have recorded a release.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2

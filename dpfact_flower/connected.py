@@ -53,7 +53,7 @@ class ConnectedSites:
         return self.grid
 
     def wait(self, *, first: bool) -> list[int]:
-        """Wait up to `wait-timeout` for the quorum (`first`: all expected sites). Return nodes."""
+        """Wait for the quorum (if `first`, all expected sites) or `wait-timeout`. Return nodes."""
         run = self._coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

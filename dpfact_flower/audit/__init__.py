@@ -1,4 +1,4 @@
-"""Test on a site's own data whether privacy mode `patient` provides its claimed guarantee.
+"""Use a site's own data to test whether privacy mode `patient` provides its claimed guarantee.
 
 ``docs/how-to/audit.md`` describes the checks and their limits. An audit sends no data and uses no
 privacy budget. Keep the findings at the site, because the findings come from patients' data.

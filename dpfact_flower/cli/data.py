@@ -175,7 +175,7 @@ def data_tns(
 ) -> None:
     """Read a FROSTT tensor (.tns or .tns.gz) as one site or, with --parts, as several sites.
 
-    Index 1 means the first code in a mode's --codes list. By default, codes are numbers from 1.
+    Index 1 means the first code in a mode's --codes list. By default, the codes are 1, 2, ...
     """
     names = [part.strip() for part in modes.split(",")] if modes else None
     lists = _read_lists(codes, names or [*_read_named("--codes", codes)])
@@ -252,9 +252,9 @@ def data_events(
       17,2024-03-01,3605        17,2024-03-05 09:30,41401
 
     Two codes co-occur if they are at most --window days apart. With --window 0,
-    codes in the same encounter co-occur, and tables need a column encounter
-    instead of time. If a table has both an encounter and a time column, a code
-    counts once per encounter and time. A repeated row counts once.
+    codes in the same encounter co-occur, and tables need an encounter column
+    instead of a time column. If a table has both an encounter and a time column,
+    a code counts once per encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.

@@ -50,8 +50,8 @@ def site_init(
     """Write and check a hospital's key, shared secret, settings, data and systemd units.
 
     NAME is the hospital's public name. By default, the hospital takes part only in runs in privacy
-    mode patient, and sends each reply 60 s or more after the request. To change a site
-    setting, use -s. The command dpfact settings lists all site settings.
+    mode patient, and sends each reply 60 s or more after the request. To change a site setting, use
+    -s. To list all site settings, run dpfact settings.
     """
     from dpfact_flower.runtime.check import check_site
     from dpfact_flower.runtime.installation import cert_fingerprint, key_fingerprint, write_site
@@ -121,10 +121,10 @@ def site_check(
     key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key file.")],
     as_json: opt.AsJson = False,
 ) -> None:
-    """Check a site's setup, especially whether only the installed code answers messages.
+    """Check a site's setup, and especially that only the installed code answers messages.
 
-    First start the SuperNode and dpfact site answer. Run this command as root, because only root
-    can read all files. The exit code is 1 if a check fails.
+    First start the SuperNode and the command dpfact site answer. Run this command as root, because
+    only root can read all files. The exit code is 1 if a check fails.
     """
     from dpfact_flower.runtime.check import check_site
 

@@ -66,7 +66,7 @@ def split_code(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version ("9" or "10") whose format fits more of the codes without a prefix."""
+    """Return the ICD version ("9" or "10") that more codes fit. Ignore codes with a prefix."""
     bare = {code for prefix, code in map(split_code, codes) if not prefix}
     nine, ten = (sum(category(version, code) != "" for code in bare) for version in ("9", "10"))
     return "10" if ten > nine else "9"
@@ -156,7 +156,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, a path's first component
-    determines the body system. If some codes are not paths, only ICD diagnoses have a body system.
+    determines the body system. If any code is not a path, only ICD diagnoses get body systems.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):

@@ -61,9 +61,9 @@ def open_source(
     """Open a source of tables.
 
     `place` is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
-    ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. A folder's tables may also
-    be in its subfolders named in `folders`. If `lines` is true, `place` is a text file and becomes
-    the table ``lines`` with the columns ``number`` and ``line``.
+    ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. If `place` is a folder,
+    some tables may be in the subfolders that `folders` names. If `lines` is true, `place` is a text
+    file and becomes the table ``lines`` with the columns ``number`` and ``line``.
     """
     if lines:
         return nullcontext(_lines(connection, Path(place)))

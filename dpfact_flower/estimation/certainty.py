@@ -1,9 +1,9 @@
 """Estimate, from a run's releases, how likely each phenotype is to exist in other patients.
 
 The server draws fresh noise that is as strong as the noise in the sum of the sites' releases. The
-sum plus the fresh noise and the sum minus the fresh noise (the *halves*) have independent noise.
-A phenotype found in both halves is therefore unlikely to be noise. A phenotype found in most
-halves probably exists in other patients too (docs/explanation/certainty.md).
+*halves* (the sum plus the fresh noise, and the sum minus the fresh noise) have independent noise. A
+phenotype found in both halves is therefore unlikely to be noise. A phenotype found in most halves
+probably exists in other patients too (docs/explanation/certainty.md).
 """
 
 import math
@@ -57,8 +57,8 @@ def halves(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the releases' sum plus fresh noise, and the sum minus the same noise, `SPLITS` times.
 
-    In the releases' sum, the noise of each value has standard deviation `noise`. The noise in each
-    half has the same standard deviation, because `matrices_of` divides all values by sqrt(2).
+    Each value in the releases' sum has noise of standard deviation `noise`. The noise in each half
+    has the same standard deviation, because `matrices_of` divides all values by sqrt(2).
     """
     total = summed(releases)
     for _ in range(SPLITS):

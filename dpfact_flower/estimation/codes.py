@@ -30,7 +30,7 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes of each mode a noiseless run counts in pairs, or () for all codes."""
+    """Return each mode's number of codes whose pairs a noiseless run counts, or () for all."""
     return divided_equally(_FREQUENT, sizes) if sum(sizes) > _MOST_PAIRED else ()
 
 

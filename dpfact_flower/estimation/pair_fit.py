@@ -72,8 +72,8 @@ def fit_pairs(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code improves the fit more than noise of standard deviation
-    `threshold` would. The fit ends if a step changes `explained` by less than a fraction `settled`.
+    A code stays in a factor only if noise of standard deviation `threshold` would improve the fit
+    less. The fit ends if a step changes `explained` by less than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -100,7 +100,7 @@ def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None
 
 
 def inner(products: Sites, F: Floats) -> Floats:
-    """Return ``f^T P f`` for each site's matrix P (in rows) and each column f of F (in columns)."""
+    """Return ``f^T P f``: one row for each site's matrix P, one column for each column f of F."""
     return np.asarray(np.einsum("tjr,jr->tr", products, F))
 
 

@@ -113,9 +113,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum the releases in at most `MOST_SEPARATE` groups. Return the scaled sums and scales.
+    """Form at most `MOST_SEPARATE` groups of releases. Return the groups' scaled sums and scales.
 
-    Each sum is divided by its scale (the root of its group's size), to be as noisy as one release.
+    Divided by its scale (the square root of its group's size), a sum is as noisy as one release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), MOST_SEPARATE))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -246,8 +246,8 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Search for factors by power iterations. Return factors, usages and reductions in error.
 
-    `_TRIES` searches start with equal usage at all sites. For each site, one more search starts
-    with usage at that site alone.
+    The first `_TRIES` searches start with equal usage at all sites. For each site, one more search
+    starts with usage at that site alone.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

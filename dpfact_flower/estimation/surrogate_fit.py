@@ -85,7 +85,7 @@ def fit_factors(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Return fitted feature factors, and the share of a constant model's loss that they remove."""
+    """Return fitted feature factors, and 1 - (their loss) / (a constant model's loss)."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

@@ -86,8 +86,8 @@ class Enrichment:
 class ClinicalMeasures:
     """A model's measures for one classification of codes, and their means over shuffled models.
 
-    `grouped` counts the codes that have a group. `codes` counts the codes of all modes in which
-    some code has a group. `pairs` is the result of `known_pairs`.
+    `grouped` counts the codes that have a group. `codes` counts all codes, except in modes without
+    any code that has a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -138,7 +138,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return a phenotype's body system and disease group, or "" for an insignificant enrichment."""
+    """Return a phenotype's enriched body system and disease group, each "" if not significant."""
     found = {measured.classification: measured.enrichments[phenotype - 1] for measured in measures}
     ordered = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [own.group if own and own.is_about else "" for own in ordered]

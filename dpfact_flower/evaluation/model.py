@@ -152,7 +152,7 @@ class GlobalModel:
         return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Map phenotypes to modes to codes with non-zero weights, largest absolute share first."""
+        """List codes with non-zero weights by phenotype and mode, largest absolute share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):

@@ -38,8 +38,8 @@ def predict_outcome(
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
     Sites without the label get no AUC. All predictors use the same splits, stratified by site and
-    label. If no site has two patients with (or two without) the outcome, splits ignore the sites.
-    Each column of `patient_factors` must belong to the same phenotype at all sites.
+    label. If one of the label's values (0 or 1) occurs at most once at every site, splits ignore
+    the sites. Each column of `patient_factors` must belong to the same phenotype at all sites.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}

@@ -118,10 +118,10 @@ def _codes(
 def _reveals_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether readers could tell that few patients without a phenotype have or lack a code.
+    """Return whether readers could infer a small count among the patients without a phenotype.
 
     `carriers` counts the patients with the code, `owners` counts the patients with the phenotype,
-    and `inside` counts the patients with both.
+    and `inside` counts the patients with both. Check patients with and without the code separately.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -132,7 +132,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return `count` / `patients`, a vague text to hide a small count, or None for no patients."""
+    """Return `count` / `patients`, text like "<10" to hide a small count, or None if both are 0."""
     if not patients:
         return None
     if count < SMALL:
@@ -148,7 +148,7 @@ def _hidden_if(reveals: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site, or a vague text if a count must be hidden."""
+    """Return a phenotype's prevalence at each site, or a text such as "hidden" to hide a count."""
     lacking = {site: sizes[site] - count for site, count in counts.items()}
     shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
     hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)

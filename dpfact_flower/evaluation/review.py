@@ -2,8 +2,9 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 contains the patients' scores. No privacy guarantee covers a review's files, so the files must stay
-at the hospital. The run folder receives the review's decision and the phenotype's name. After ten
-or more charts, it also receives their number and the rounded share of confirmed charts.
+at the hospital. The run folder receives the review's decision and the phenotype's name. For each
+half of the charts with ten or more verdicts, the folder also receives the number of verdicts and
+the rounded share of confirmed charts.
 """
 
 import csv
@@ -125,8 +126,8 @@ def write_sheet(
 ) -> Path:
     """Write a review's sheet, page and key, readable only by their owner. Return the sheet's path.
 
-    Half of the chosen patients have the highest scores. The other half have scores just above or
-    just below the threshold for having the phenotype. `seed` determines the random order.
+    Half of the chosen patients have the highest scores at the site. The other half have scores just
+    above or just below the threshold for having the phenotype. `seed` determines the random order.
     """
     sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
@@ -264,7 +265,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the location and the cells of each line, except of blank lines and notes.
+    """Yield the location and the cells of each line. Skip blank lines and notes.
 
     Detect the file's separator and encoding. Raise an error if two lines have the same first cell.
     """

@@ -96,8 +96,8 @@ def summarise(
 def _exchange(coordinator: Coordinator) -> Exchange:
     """Return the run's traffic, and the traffic of two published methods for the same replies.
 
-    For each reply, the DPFact paper's method sends all feature factors in both directions, as
-    float64. TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
+    For each reply, the DPFact paper's method sends all feature factors to the site and back, as
+    float64 values. TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
     """
     records = coordinator.records
     replies = sum(len(record.sites) for record in records)
@@ -277,7 +277,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _sampled(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Sample up to about `MOST_PREDICTED` patients, in proportion to the sizes of the sites."""
+    """Sample about `MOST_PREDICTED` patients in proportion to the sites' sizes, or all if fewer."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)

@@ -1,8 +1,8 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
 The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. If one of
-these parts is missing, its fields are omitted, but `epsilon`, `delta`, `accountant`, `rmse`, `fit`,
-`fms` and `auc` are null. All other missing values are null.
+these parts is missing, the file omits the part's fields. Only `epsilon`, `delta`, `accountant`,
+`rmse`, `fit`, `fms` and `auc` are null instead. All other missing values are null.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models in each round with all sites, and in the last such round."""
+    """Errors of the sites' own models, by round and in the last one, for rounds with all sites."""
 
     rmse: float
     fit: float

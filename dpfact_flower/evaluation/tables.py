@@ -1,8 +1,8 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is None if there are no patients. A word replaces a share that would reveal a
-count below ten. ``<10`` means fewer than ten patients. ``nearly all`` means all patients in a
-group of 100 or more, or all but at most nine. ``most`` means the same in a smaller group.
+A share of patients is None if there are no patients. If a share would reveal a count below ten, a
+text replaces the share. ``<10`` means fewer than ten patients. ``nearly all`` means all patients in
+a group of 100 or more, or all but at most nine. ``most`` means the same in a smaller group.
 ``hidden`` means that the share would reveal a count below ten.
 """
 
@@ -111,7 +111,7 @@ class Pair:
 
     `match` is the product of the cosine similarities in all modes. `fair` is the `match` of
     phenotypes whose cosine similarities are all 0.85. `chance` is the 95th percentile of the
-    `match` with artificial phenotypes, which combine modes of different phenotypes of that run.
+    `match` with artificial phenotypes, each made of modes of several phenotypes of the other run.
     """
 
     number: int
@@ -127,7 +127,7 @@ class Pair:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether `match` exceeds `fair`, but may be due to frequent codes alone."""
+        """Whether `match` exceeds `fair` but not `chance`, so may be due only to frequent codes."""
         return self.fair < self.match <= self.chance
 
 
@@ -154,5 +154,5 @@ class Replication:
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return phenotype `number`'s pair in each replication. A missing pair has a `match` of 0."""
+    """Return the phenotype's pair in each replication. A missing pair has a `match` of 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]

@@ -1,7 +1,7 @@
 """Define the supported versions of Flower, and the environment of Flower's processes.
 
-A deployment uses some of Flower's private functions and classes, which any release of Flower may
-remove. `tests/machine/test_flower` checks that the installed Flower has every private name in use.
+A deployment uses private functions and classes of Flower, which any release of Flower may remove.
+`tests/machine/test_flower` checks that the installed Flower has all names that deployments use.
 """
 
 from importlib.metadata import version

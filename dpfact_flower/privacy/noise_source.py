@@ -1,8 +1,8 @@
 """Draw noise from the operating system's random generator or, in simulations, from a seed.
 
-Only paper mode uses `Noise.gaussian`, because floating-point noise can reveal the protected value
-(Mironov 2012). `Noise.gaussian` never exceeds about 9.2 standard deviations, but a true Gaussian
-variable does with probability 2**-64.
+Only paper mode uses `Noise.gaussian`. Patient mode avoids floating-point noise, because such noise
+can reveal the protected value (Mironov 2012). `Noise.gaussian` never exceeds about 9.2 standard
+deviations, but a true Gaussian variable does with probability 2**-64.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def perturb(
     """Add noise N(0, sensitivity**2 / (2 rho)) to each factor, as in the DPFact paper.
 
     Neighbouring data sets differ in the value of one tensor entry. The sensitivity is computed from
-    `solver`, the settings of the fit, and is not proven. `rho` is the zCDP cost of each factor.
+    the settings of the fit (`solver`), and is not proven. `rho` is the zCDP cost of each factor.
     """
     sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = paper_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)

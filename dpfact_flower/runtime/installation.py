@@ -128,7 +128,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path) -> None:
-    """Create a folder readable for all users. Refuse a folder that a centre or hospital uses."""
+    """Create a folder readable by all users. Refuse a folder that a centre or hospital uses."""
     _check(str(folder))
     for part, owner in (("flwr", "centre"), ("node", "hospital")):
         if (folder / part).exists():

@@ -97,10 +97,10 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def extend_database_timeout() -> None:
-    """Make a SuperLink that is imported after this call wait longer for a busy database.
+    """Extend a SuperLink's wait for a busy database. Call this before importing the SuperLink.
 
-    Flower waits five seconds. If two runs on a slow machine keep the database busy for longer, the
-    SuperLink's helper and all ServerApps exit.
+    By default, Flower waits five seconds. If two runs on a slow machine keep the database busy for
+    more than five seconds, the SuperLink's helper and all ServerApps exit.
     """
     from flwr.supercore import constant  # noqa: PLC0415
 
@@ -134,9 +134,9 @@ def _end_with_helper(lifespan: Any) -> None:
 
 
 def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, so that the SuperNode sends replies although no message has arrived.
+    """Wrap `pull`, so that the SuperNode sends replies even if no message has arrived.
 
-    Flower's SuperNode sends replies only after `pull` has returned a message's run.
+    Flower's SuperNode sends replies only after `pull` has returned the run ID of a new message.
     """
 
     def pulled(*, state: Any, **others: Any) -> int | None:
@@ -153,7 +153,7 @@ def _including_unsent(pull: Callable[..., int | None]) -> Callable[..., int | No
 def _with_time_limit(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
     """Yield the parts of a reply, and terminate the SuperNode if a part does not arrive in time.
 
-    Flower's SuperNode would wait forever if the executor is killed while it sends a reply.
+    Without this limit, the SuperNode waits forever if the executor is killed while sending a reply.
     """
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"

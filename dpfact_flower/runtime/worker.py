@@ -108,8 +108,8 @@ class Answering:
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Send `question` to a new process, and return the parts of its output (see `main`).
 
-        Do not wait until the process exits, because the time to free its memory depends on
-        patients' data. The next call waits until the old process has exited.
+        Do not wait until the process exits. The time to free its memory depends on patients' data,
+        and would delay the reply. The next call waits until the old process has exited.
         """
         if self._last is not None:
             self._last.wait()

@@ -154,7 +154,8 @@ class Coordinator:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
         If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
-        took to reach its quorum. Rounds on which later rounds depend wait until their time limit.
+        took to reach its quorum. If later rounds need a round's result, the round waits until
+        its time limit.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
@@ -194,7 +195,7 @@ class Coordinator:
         With secure sums, replies contain no arrays, and `sums` contains one total per group of
         sites (none if the sum failed). `charged` names all sites that spent budget on the sum,
         including sites that dropped out. If too few sites replied or the sum failed, the factors
-        stay unchanged, or a `QuorumError` is raised if later rounds need the round's result.
+        stay unchanged. If later rounds need the missing result, a `QuorumError` is raised.
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:

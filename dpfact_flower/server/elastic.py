@@ -206,7 +206,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return how many rounds a start from co-occurrences takes: 1, or 2 if code lists are long."""
+    """Return how many rounds a co-occurrence start takes: 2 with long code lists, otherwise 1."""
     return 2 if paired_codes(feature_shape) else 1
 
 

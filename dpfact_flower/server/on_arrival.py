@@ -3,8 +3,8 @@
 The first round, and all rounds that compute the initial factors (the start), are synchronous. In
 asynchronous rounds, each reply replaces its site's previous reply, and the model is updated from
 all sites' latest replies. A site gains no weight by answering more often. A reply has full weight
-for two rounds. The weight of an older reply is ``1 / (1 + age - 2)``, with the age in rounds. The
-formula is FedAsync's hinge function (Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
+for two rounds. An older reply has weight ``1 / (age - 1)``, with the age in rounds. The formula is
+FedAsync's hinge function (Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
 
 Each reply belongs to a round, because sites plan their budgets per round. A round ends when more
 than half of the connected sites, and at least the quorum, have answered. A late site skips to the
@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site would accept at least one request."""
+        """Return preflight requests. Each unfinished site accepts at least one of the requests."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

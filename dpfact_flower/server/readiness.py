@@ -44,8 +44,8 @@ class Readiness:
     """A site's preflight answer, or a note that no answer came. Unknown fields are empty.
 
     `fault` is the reason why the site would not answer a round, or is empty if the site would
-    answer. `clock` is the smallest error of the site's clock, in seconds, that explains the
-    answer's time stamp. If the clock is behind, `clock` is negative.
+    answer. The answer's time stamp shows that the site's clock is wrong by at least `clock`
+    seconds. If the clock is behind, `clock` is negative.
     """
 
     node: int

@@ -104,7 +104,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the row of an earlier answer to this request that can be sent again, or None."""
+    """Return the row of an earlier answer to this request, or None if none can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             # A release whose bytes are not kept can be rebuilt only until the job's next round.

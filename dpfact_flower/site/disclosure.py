@@ -92,7 +92,7 @@ class ReplyDelay:
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """Return when the reply is due, in seconds after the request arrived."""
+        """Return the time at which the reply is due, in seconds after the request arrived."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2

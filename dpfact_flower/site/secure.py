@@ -154,8 +154,8 @@ class _Files:
     """The files that contain a job's secrets.
 
     A new key is stored in a file that all jobs share, and is replaced by the next job's new key.
-    The site's first masked vector in a job moves the key to the job's folder. If each new key had
-    its own file, a server could fill the disk by requesting keys for new jobs.
+    The key is moved to the job's folder when the site computes its first masked vector in the job.
+    If each new key had its own file, a server could fill the disk by requesting keys for new jobs.
     """
 
     folder: Path
@@ -195,7 +195,7 @@ class _Files:
         return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: sums.JobSecrets) -> None:
-        """Store a job's new key, replacing the new key of any other job."""
+        """Store a job's new key in the shared file, replacing any other job's key in this file."""
         if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)

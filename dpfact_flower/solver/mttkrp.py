@@ -180,7 +180,7 @@ def _spread(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, out: Array,
 ) -> None:  # fmt: skip
-    """Add fibres `first` to `end - 1` to the MTTKRP in `out`, for the last mode."""
+    """Compute the last mode's MTTKRP for fibres `first` to `end - 1`, and add it to `out`."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)

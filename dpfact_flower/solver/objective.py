@@ -1,7 +1,7 @@
 """The local objective, and the input and output of a solver.
 
-Labels such as (norm) name equations of the DPFact paper. Equation (norm) is the local objective:
-the loss, plus mu times the `group_norm`, plus gamma times the `elastic` term.
+Labels such as (norm) name equations of the DPFact paper. The local objective is the paper's
+equation (norm): the loss, plus mu times the `group_norm`, plus gamma times the `elastic` term.
 """
 
 from collections.abc import Sequence

@@ -2,13 +2,13 @@
 
 Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards the anchors (the
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
-times the number of entries in that row. In the local objective (norm), each row has weight gamma.
+times the number of entries in that row. In the local objective, each elastic term has weight gamma.
 
 A pass is undone if both the local objective and the objective of the pass rise, or if the objective
-of the pass is not finite. With a positive `clip`, a pass that raises both objectives is still
-accepted if its loss is at most a constant model's loss (`Loss.of_nothing`). The solver repeats an
-undone pass with half the step size. After an accepted pass, the step size grows by 5 %. A small
-step lowers the objective of the pass, but may raise the local objective far from the anchors.
+of the pass is not finite. With a positive `clip`, a pass is accepted despite higher objectives if
+its loss does not exceed a constant model's loss (`Loss.of_nothing`). The solver repeats an undone
+pass with half the step size. After an accepted pass, the step size grows by 5 %. A small step
+lowers the objective of the pass, but may raise the local objective far from the anchors.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
 loss over non-zero cells is computed exactly. Over zero cells, the loss's linear term is computed

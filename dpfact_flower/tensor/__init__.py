@@ -1,6 +1,6 @@
 """Sparse tensors, CP models, and measures of a model's error and of two models' similarity.
 
-Models are in the module `cp`, so that `SparseTensor` can be imported without numba, which is slow.
+Models are in `cp`, so that importing `SparseTensor` does not include the slow import of numba.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection

@@ -112,7 +112,7 @@ class CPModel:
         """Return the sums of squared errors in float64, as a slow reference for `solver.mttkrp`.
 
         The error over zero cells is the model's squared norm minus the sum of the squared model
-        values at non-zero cells. Expanding the squared error over all cells would lose more digits.
+        values at non-zero cells. Expanding the squared error over all cells would be less accurate.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
@@ -209,7 +209,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum of cosine products. A
     column of zeros has cosine 0 with every column. Cosines keep their signs, as in the DPFact
-    paper. If some modes' factors are missing, signs are arbitrary, so use non-negative factors.
+    paper. If a mode is missing, compare only non-negative factors, because signs are arbitrary.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """

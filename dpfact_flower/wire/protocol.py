@@ -196,7 +196,7 @@ class SiteReply:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Check a secure sum's reply. Return the site's name and `number` byte strings."""
+    """Check that a secure sum's reply has `number` parts. Return the site's name and the parts."""
     site = _name(config, "site")
     if len(arrays) != number or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
         raise MessageError(f"reply of site {site!r}: need {number} arrays of bytes")

@@ -145,9 +145,9 @@ class EventTable:
 class LabelTable:
     """A table with one label (0 or 1, no or yes, false or true) or one site for each patient.
 
-    `column` names the column of labels or sites (by default, the label's name or ``site``).
-    `patient` defaults to the patient column of the event tables. Patients who are not in a table of
-    labels get the label `missing` (0 or 1). If `missing` is empty, such patients cause an error.
+    `column` names the column of labels (default: the label's name) or of sites (default: ``site``).
+    `patient` defaults to the patient column of the event tables. Patients absent from a table of
+    labels get the label in `missing` (0 or 1). If `missing` is empty, such patients cause an error.
     """
 
     file: TableSource
@@ -179,11 +179,11 @@ def read(
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
     `tables` maps two or more feature modes to tables, in the order of the tensor's modes. `columns`
-    and `dialect` apply to each table that is not an `EventTable`. `name` names the cohort if there
-    is a table of `sites`, and otherwise names the only site. Patients who are not in the table of
-    sites are left out. Events occur together if they are at most `window_days` days apart. If
-    `window_days` is 0 or None, events occur together if they belong to one encounter. `options` are
-    the fields of `Options`.
+    and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the only
+    site or, if there is a table of `sites`, the name of the cohort. Patients who are not in the
+    table of sites are left out. Events occur together if they are at most `window_days` days apart.
+    If `window_days` is 0 or None, events occur together if they belong to one encounter. `options`
+    are the fields of `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -295,7 +295,7 @@ def _load_rows(
 def _check_rows(
     connection: Connection, place: TableSource, source: EventTable, window: Window
 ) -> tuple[int, int]:
-    """Check rows and convert times. Return the numbers of rows, and of rows that `window` omits."""
+    """Check rows and convert times. Return how many rows there are, and how many `window` omits."""
     names = source.columns.names
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"

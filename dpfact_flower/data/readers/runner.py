@@ -31,8 +31,8 @@ query that returns mode, code and description.
 
 ``-- @patients`` needs a query that returns patient and site, with one row per patient.
 ``-- @label NAME`` needs a query that returns the patients whose label is 1. ``-- @stays`` needs a
-query that returns the columns patient, begun and ended of each stay, for the label ``readmitted``.
-``@label`` and ``@stays`` must follow ``@patients``.
+query that returns one row per stay, with the columns patient, begun and ended. The label
+``readmitted`` is computed from these stays. ``@label`` and ``@stays`` must follow ``@patients``.
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
 false, the table stays empty or the label is left out. A placeholder such as ``$by`` is replaced
@@ -141,7 +141,7 @@ class Script:
     (``encounter``), or both (``days in encounter``). `source` is ``tables`` or, for one text file,
     ``lines``. The file's lines become the table ``lines`` with the columns ``number`` and ``line``.
     `folders` names subfolders that may contain tables. If `named` is true, the user must name the
-    cohort, which otherwise gets the script's name.
+    cohort. If `named` is false, the cohort's default name is the script's name.
     """
 
     name: str
@@ -431,7 +431,7 @@ class _Work:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Return the distinct texts that the ``*`` in `name` matches in the names of `tables`."""
+    """Return all distinct texts that, in place of ``*``, turn `name` into the name of a table."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     matches = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in matches if match})

@@ -99,7 +99,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 @compiled()
 def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
-    """Add the product of the counts of any two cells in one column of the unfolding to `pairs`."""
+    """For any two cells in one column of the unfolding, add their counts' product to `pairs`."""
     cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1

@@ -4,9 +4,9 @@ The server and the sites compute the same plan from public settings, without pat
 constants below come from experiments (docs/explanation/start.md).
 
 The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
-finds the largest Gaussian-DP parameter mu for the reduced values. In zCDP, a parameter of mu is a
-cost of ``mu**2 / 2``. If the proof for discrete noise does not apply, as for epsilon above 500,
-`total_rho` uses zCDP. For a planned run, `account` returns at most the epsilon in the settings.
+finds the largest Gaussian-DP parameter mu for the reduced values. The zCDP cost for parameter mu is
+``mu**2 / 2``. If the proof for discrete noise does not apply, as for epsilon above 500, `total_rho`
+uses zCDP. For a planned run, `account` returns at most the epsilon in the settings.
 """
 
 import math

@@ -95,8 +95,8 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes the number of released values. The arguments of `size` are the numbers of codes
-    in each mode (before and after the selection of codes), the updated mode and the rank. If
+    ``size(before, after, mode, rank)`` computes the number of released values. `before` and `after`
+    list each mode's number of codes before and after code selection. `mode` is the updated mode. If
     `clipped` is true, patients' contributions depend on the request's factors, and are clipped to
     the run's `bound`. If `clipped` is false, a patient's contribution has norm 1 or less.
     """

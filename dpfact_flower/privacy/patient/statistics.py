@@ -117,7 +117,7 @@ def refinement(
     removing a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` (one array per mode) and `ridge` (one penalty per phenotype) are public or released. A
-    phenotype with an infinite penalty is not fitted. The sum has at most `MOST_REFINED` values.
+    phenotype with an infinite penalty is not fitted. The sum has at most `MOST_REFINED` elements.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)

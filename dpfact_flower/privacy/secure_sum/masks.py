@@ -82,7 +82,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the `width` bytes that a site sends of each word, starting at bit `LOW`."""
+    """From each word, return the `width` bytes that a site sends, starting at bit `LOW`."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 

@@ -62,9 +62,9 @@ def visits(
     block. Shuffling within blocks works as well as a full permutation and takes far less time.
 
     The draws of zero cells depend on `model`, one array with the rows of all factors. If `zeros` is
-    0, no `model` is needed. A visit consists of one row number of `model` per mode, and a count.
-    The count is a non-zero cell's value, a zero cell's negated weight, or 0 if a draw found a
-    non-zero cell.
+    0, no `model` is needed. A visit consists of a count and, for each mode, the number of a row in
+    `model`. The count is a non-zero cell's value, a zero cell's negated weight, or 0 if a draw
+    found a non-zero cell.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
     starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient
@@ -200,11 +200,11 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Write zero cells to random positions. Return the next unused number for `random_number`.
+    """Write zero cells to random positions. Return the next unused `number` of `random_number`.
 
-    Mark zero cells by -1 in `counts`. Fill `places` with the positions left for non-zero cells.
-    A draw is uniform with probability `uniform`. Other draws use `masses`, `patients` and
-    `features`, which are tables made by `_table`.
+    Mark zero cells with -1 in `counts`. Fill `places` with the positions left for non-zero cells. A
+    draw is uniform with probability `uniform`. Other draws use `masses`, `patients` and `features`,
+    which are tables made by `_table`.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0

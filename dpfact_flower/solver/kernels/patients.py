@@ -102,7 +102,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     buffers: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update blocks of rows, `out` and `gram`. Return the inner product of data and old model."""
+    """Update `out`, `gram` and rows of `stack`. Return the inner product of data and old model."""
     sums, rows, product, columns, target, gradient, squares = buffers
     inner = 0.0
     for block in range(first_block, end_block):
