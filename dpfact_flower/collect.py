@@ -159,7 +159,7 @@ class RetryingGrid(Grid):
 
     The callback `sent` gets each repeated request, and each request to a site that connected late.
     Set `policy` before each round. `seconds` contains the reply time of each node that answered in
-    the last round. `registered` contains each node's registered name, also after the node has left.
+    the last round. `registered` contains each node's registered name, even after the node has left.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:

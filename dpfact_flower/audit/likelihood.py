@@ -3,8 +3,8 @@
 The adversary knows everything except whether a group of patients is in the data. The audit
 simulates many runs at a tiny site with and without the group of patients. By the Neyman-Pearson
 lemma, the log likelihood ratio of the replies is the adversary's best test statistic. For a
-Gaussian mechanism, the ratio is normally distributed. The privacy loss mu is the distance between
-the ratio's means with and without the group, in standard deviations.
+Gaussian mechanism, the log ratio is normally distributed. The privacy loss mu is the distance
+between the log ratio's means with and without the group, in standard deviations.
 
 The group consists of identical patients, called canaries. With Gaussian noise, the privacy loss mu
 for k canaries is k times the loss for one canary (Dong, Roth & Su 2022, Theorem 2.14). The audit

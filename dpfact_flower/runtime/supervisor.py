@@ -1,10 +1,10 @@
 """Run a command, and terminate it and all its descendants when the parent process exits.
 
-Flower's servers and Ray launch helper processes. Helpers that start a new session outlive a killed
-parent. The parent therefore runs this file as a program (the supervisor), which starts the command.
-When the parent exits, the pipe to the supervisor's stdin closes. The supervisor then terminates the
-command and its helpers. On Linux, the supervisor adopts orphaned descendants and kills all its
-children. On other systems, the supervisor terminates only its own process group.
+Flower's servers start helper processes, and so does Ray. Helpers that start a new session outlive a
+killed parent. The parent therefore runs this file as a program (the supervisor), which starts the
+command. When the parent exits, the pipe to the supervisor's stdin closes. The supervisor then
+terminates the command and its helpers. On Linux, the supervisor adopts orphaned descendants and
+kills all its children. On other systems, the supervisor terminates only its own process group.
 """
 
 import ctypes

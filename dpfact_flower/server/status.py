@@ -42,7 +42,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. `missed` lists rounds with usable replies but no quorum or sum."""
+    """The status of a run. `missed` lists answered rounds that missed the quorum or the sum."""
 
     job: str
     privacy: str

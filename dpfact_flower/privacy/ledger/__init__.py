@@ -22,7 +22,8 @@ both files, copy heads (not times) from the site's log to another machine.
 Instead of the data's fingerprint, a row contains an HMAC of the job and the fingerprint. The HMAC's
 key is stored next to the ledger. The time in a row is the time of the request, which does not
 depend on patients' data. A head, a backup and `dpfact ledger show` therefore reveal nothing about
-patients except the released values. Protect the key, and folders with the key, like patients' data.
+patients except the released values. The key and all copies of its
+folder need the same protection as patients' data.
 
 Two processes may use the same ledger at the same time. The ledger's folder must be on a local disk,
 because SQLite's locks are unreliable on network shares.
