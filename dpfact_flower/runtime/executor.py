@@ -1,7 +1,7 @@
 """Run `dpfact site answer`, the executor that answers messages with the hospital's own app.
 
 With every run, a SuperLink sends an app to the hospitals. Flower's own executor,
-`flower-superexec`, starts this app. Anyone who may submit a run can therefore run code at the
+`flower-superexec`, starts this app. Anyone who may submit a run could therefore run code at the
 hospital. The executor in this module starts the installed `dpfact_flower.runtime.worker`, and never
 unpacks, installs or imports an app from the SuperLink.
 """

@@ -1,6 +1,7 @@
 """Run Flower's SuperLink or SuperNode as a service (`dpfact superlink`, `dpfact site connect`).
 
-A service exits when a thread or its helper process fails, so that systemd restarts the service.
+A SuperLink exits when its helper process ends, and a SuperNode when one of its threads fails, so
+that systemd restarts the service.
 """
 
 import argparse

@@ -56,6 +56,7 @@ ATTRIBUTES = {
 """Attributes of these that mypy does not see, or that this package changes."""
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
+    "self.superexec_process": ("superlink/cli/flower_superlink.py", "runtime/services: startup"),
     'FINISHED = "finished"': ("common/constant.py", "runtime/superlink: _FINISHED, COMPLETED"),
     'COMPLETED = "completed"': ("common/constant.py", "runtime/superlink: COMPLETED"),
     "%s raised an exception": ("superlink/runtime/run_serverapp.py", "machine/logs: in_one_line"),
