@@ -90,6 +90,7 @@ def federate(
             places = {"out": out, "state-dir": state_dir}
             given |= {key: str(place) for key, place in places.items() if place is not None}
             return Run.read(runtime.federate_config(given))
+        state_dir = state_dir or str(given.pop("state-dir", "")) or None
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
         if vocabularies and joint_digest(vocabularies) != joint_digest(cohort.vocabularies):
             raise SettingsError("vocabularies: differ from the sites' own; read their data again")

@@ -194,6 +194,8 @@ def test_sites_or_a_config_and_not_both(cohort):
     for given in ({}, {"config": {}, "sites": cohort}, {"data": "x", "sites": cohort}):
         with pytest.raises(SettingsError, match="give either sites or a run config"):
             federate(**given)
+    with pytest.raises(SettingsError, match="with a state_dir"):
+        federate(sites=cohort, **{"state-dir": "kept"})  # as in a DPFactPhenotyper's settings
     for ignored in ({"max_epsilon": 1.0}, {"measure": False}, {"window_days": None}):
         with pytest.raises(SettingsError, match="window_days, max_epsilon, measure: need sites="):
             federate({"data": "synthetic:demo"}, **ignored)
