@@ -60,7 +60,7 @@ def federate(
     vocabularies, window_days
         See `as_cohort`. If the sites already have code lists, pass the same lists.
     out : path, optional
-        Folder for the run's files. By default, the run stays in memory until you call `Run.save`.
+        Folder for the run's files. By default, a run of `sites` stays in memory (see `Run.save`).
     state_dir : path, optional
         Folder for each site's ledger and own model. Without `state_dir`, the ledgers of `sites` are
         deleted after the run and cannot limit later runs. If `sites` and `state_dir` are given, a
