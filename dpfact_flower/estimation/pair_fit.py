@@ -72,8 +72,8 @@ def fit_pairs(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if noise of standard deviation `threshold` would improve the fit
-    less. The fit ends if a step changes `explained` by less than a fraction `settled`.
+    A code stays in a factor only if the code improves the fit more than noise of standard deviation
+    `threshold`. The fit ends if a step changes `explained` by less than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

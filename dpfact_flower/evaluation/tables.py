@@ -111,7 +111,7 @@ class Pair:
 
     `match` is the product of the cosine similarities in all modes. `fair` is the `match` of
     phenotypes whose cosine similarities are all 0.85. `chance` is the 95th percentile of the
-    `match` with artificial phenotypes, each made of modes of several phenotypes of the other run.
+    `match` with artificial phenotypes, whose modes come from different phenotypes of the other run.
     """
 
     number: int

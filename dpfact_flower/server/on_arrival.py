@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site accepts at least one of the requests."""
+        """Return preflight requests. Each unfinished site would accept at least one request."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

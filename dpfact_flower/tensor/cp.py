@@ -209,7 +209,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum of cosine products. A
     column of zeros has cosine 0 with every column. Cosines keep their signs, as in the DPFact
-    paper. If a mode is missing, compare only non-negative factors, because signs are arbitrary.
+    paper. If a mode is missing, signs are arbitrary, so compare only non-negative factors.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """

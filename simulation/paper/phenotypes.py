@@ -117,7 +117,7 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
         f"the phenotype most specific to {site} ({site}'s patients have "
-        f"{100 * weight[column]:.0f} % of the squared loadings), and matching "
+        f"{100 * weight[column]:.0f} % of the phenotype's squared loadings), and matching "
         "phenotypes of other models",
     )  # fmt: skip
 
