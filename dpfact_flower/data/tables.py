@@ -235,6 +235,12 @@ def load_table(
         else:
             source, columns = _typed(connection, place, known - {*map(str.lower, table.floats)})
         check_columns(place, table.columns, columns, kind, hint(columns))
+        if isinstance(place, Path) and place.is_dir():  # DuckDB would read a missing column as NULL
+            files = f"""SELECT file_name, list(name) || regexp_extract_all(file_name, '([^/]+)=', 1)
+                        FROM parquet_schema({_literal_path(place, "/**/*.parquet")})
+                        WHERE type IS NOT NULL GROUP BY file_name ORDER BY file_name"""
+            for file, names in connection.execute(files).fetchall():
+                check_columns(Path(file), table.columns, names)
         query = (
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
             f"FROM (SELECT {_fields(columns, table)} FROM {source}) WHERE {table.where}"

@@ -85,6 +85,7 @@ def test_columns_with_other_names_are_read_as_the_error_says():
         read_events(elsewhere, columns={"pat": "subject_id"})
     columns = ast.literal_eval(str(caught.value).partition("try columns=")[2])
     assert columns == NAMES
+    elsewhere.index.name = "patient"
     assert cells_of(read_events(elsewhere, columns=columns)) == cells_of(read_events(HERE))
     numbered, columns = HERE.set_axis(range(4), axis=1), dict(zip(HERE, range(4), strict=True))
     assert cells_of(read_events(numbered, columns=columns)) == cells_of(read_events(HERE))

@@ -70,7 +70,7 @@ _ODD_CODES = {
     "codes NA, which may be a missing value": "(FROM codes WHERE lower(code) = 'na')",
     "codes without a letter or digit": r"(FROM codes WHERE NOT regexp_matches(code, '[\pL\pN]'))",
     "codes that look like lists or formulas (I10;E11, ['I10'], =I10)": r"""
-        (FROM codes WHERE regexp_matches(code, '^(b?''|\[|=)|[,;] *\pL?\d\d'))""",
+        (FROM codes WHERE regexp_matches(code, '^(b?''|\[|=|\w\d[\w.]*([,;] *\w\d[\w.]*)+$)'))""",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
@@ -302,7 +302,7 @@ def _check_rows(
     parsed, zoned = TIME.format("time"), ZONED_TIME.format("time")
     if source.time_format:
         parsed = f"try_strptime(time, {literal(source.time_format)})"
-        zoned = str("%z" in source.time_format)
+        zoned = f"time IS NOT NULL AND {'%z' in source.time_format.lower()}"
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
     no_id = f"length(encounter) < 8 AND {_NO_ID.format('encounter')}"

@@ -45,9 +45,10 @@ def read_events(
     mode_column, site_column = renamed.get(MODE, MODE), renamed.get(SITE, SITE)
     parts = list(events.values()) if isinstance(events, Mapping) else [events]
     known = (*event_tables.Columns().names, MODE, SITE)
+    asked = {*({role: role for role in known} | roles | renamed).values()}
     for frame in parts:
         levels = getattr(getattr(frame, "index", None), "names", ())  # of a pandas frame
-        if lost := {*levels} & {*known, *roles.values(), *renamed.values()} - {*columns_of(frame)}:
+        if lost := {*levels} & asked - {*columns_of(frame)}:
             raise DataError(f"events: {min(lost)} is in the index; call reset_index() first")
         check_columns(Rows("events"), [*renamed.values()], columns_of(frame))
     if isinstance(events, Mapping):

@@ -220,7 +220,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
     tables["diagnoses"] = write(
         "odd.csv",
         "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
-        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n"
+        '2,2024-05-05,"' + "NaCl 0,45 " * 9 + '"\n2,2024-05-05,4019\n02.0,2024-05-05,NA\n'
         '2,2024-05-05,?\n2,2024-05-05,"E11.9, I10"\n2,2024-05-05,"=""0040"""\n',
     )
     found, differ = events.read(tables, "north").read_report, "differ from another only in leading"
@@ -294,10 +294,11 @@ def test_offsets_become_utc(tables, write):
     """The first event is at 08:00, so the window ends 30 days later at 08:00 UTC."""
     rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02,out\n1,2024-01-31 08:00Z,in2\n"
     rows += "1,2024/01/31 08:00:00.5 UTC,in3\n1,2024/01/31 08:01 UTC,out2\n"  # as BigQuery exports
-    tables["diagnoses"] = write("d.csv", "patient,time,code\n" + rows)
-    cohort = events.read(tables, "north")
+    file = write("p.csv", "patient,time,code\n1,2024-01-01 09:00 +01,3605\n1,,40\n")
+    tables["procedures"] = events.EventTable([file], time_format="%Y-%m-%d %H:%M %z")
+    cohort = events.read(tables | {"diagnoses": write("d.csv", "patient,time,code\n" + rows)}, "n")
     assert {code for *_, code in cells_of(cohort)} == {"in", "in2", "in3"}
-    assert ("d.csv", "times with an offset from UTC, converted to UTC", 5) in cohort.read_report
+    assert [n for _, what, n in cohort.read_report if "converted to UTC" in what] == [1, 5]
 
 
 def test_several_files_of_one_mode_count_a_repeated_event_once(tables, write):
