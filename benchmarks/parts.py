@@ -40,7 +40,7 @@ def watch() -> dict[str, list[float]]:
 
 
 def watch_rounds() -> Callable[[], list[float]]:
-    """Time every round from now on, until the next round begins or the last round ends.
+    """From now on, time each round until the next round begins (the last until its end).
 
     The times include Flower's own work, the update and the checkpoint, which a round's record
     cannot contain. Call the returned function to get the seconds so far.

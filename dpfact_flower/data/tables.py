@@ -224,7 +224,7 @@ def load_table(
     `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
     files, or `Rows`. In Parquet files and `Rows`, columns must hold text, whole numbers, dates or
     times. Times with a time zone are converted to UTC. Blank fields become NULL. `select` is the
-    SQL select list. If a column is missing, the error ends with the advice `hint(known columns)`.
+    SQL select list. If a column is missing, the error ends with `hint(existing columns)`.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 

@@ -1,4 +1,4 @@
-"""Tables of leading phenotypes. The last table compares a phenotype with and without noise."""
+"""Tables of leading phenotypes. The last compares one site's phenotype with and without noise."""
 
 from pathlib import Path
 from typing import Any

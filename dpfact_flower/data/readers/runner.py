@@ -13,16 +13,16 @@ column that is declared with ``DEFAULT NULL``. A column ``code`` of type ``VARCH
 distinct values of the source's columns ``code_1``, ``code_2`` and so on. A star in ``FILE`` matches
 any text. All tables that match are combined, and the column ``part`` contains the matched text.
 
-Below ``@load``, ``-- @where SQL`` keeps rows that meet an SQL condition on text columns. With
-``-- @there SQL``, an SQLAlchemy database sends only rows that meet an SQL condition, in which
-``$schema`` is the only placeholder. With ``-- @optional CONSEQUENCE``, the table stays empty if the
-source lacks ``FILE``, and the read report states the consequence.
+Below ``@load``, ``-- @where SQL`` keeps rows that meet an SQL condition, in which all columns are
+text. With ``-- @there SQL``, an SQLAlchemy database sends only rows that meet an SQL condition, in
+which ``$schema`` is the only placeholder. With ``-- @optional CONSEQUENCE``, the table stays empty
+if the source lacks ``FILE``, and the read report states the consequence.
 
-``-- @names SYSTEM`` fills a new table with the codes and names of a coding system (one of
-`dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs a query that returns table names
-and counts, which are reported as WHAT. ``-- @refuse REQUIREMENT`` needs a query that returns table
-names and numbers of rows. If ``@refuse`` finds any row, reading fails, and the error states the
-requirement.
+``-- @names SYSTEM`` needs a ``CREATE TABLE`` statement. The table is filled with the codes and
+names of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs
+a query that returns table names and counts, which are reported as WHAT. ``-- @refuse REQUIREMENT``
+needs a query that returns table names and numbers of wrong rows. If a number is not 0, reading
+fails, and the error states the requirement.
 
 ``-- @events`` needs a query that returns mode, patient, code and, if the window needs these
 columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After
@@ -31,7 +31,7 @@ query that returns mode, code and description.
 
 ``-- @patients`` needs a query that returns patient and site, with one row per patient.
 ``-- @label NAME`` needs a query that returns the patients whose label is 1. ``-- @stays`` needs a
-query that returns one row per stay, with the columns patient, begun and ended. The label
+query that returns one row per hospital stay, with the columns patient, begun and ended. The label
 ``readmitted`` is computed from these stays. ``@label`` and ``@stays`` must follow ``@patients``.
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
