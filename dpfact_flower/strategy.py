@@ -119,11 +119,10 @@ class DPFact(TrainOnlyStrategy):
     def summary(self) -> None:
         """Log the run's settings."""
         coordinator, run = self.coordinator, self.coordinator.run
-        log(
-            INFO, "\t%s codes, %d phenotypes, privacy %r, %d of %d rounds",
-            "x".join(map(str, coordinator.feature_shape)), coordinator.solver.rank,
-            coordinator.privacy.privacy, coordinator.finished_rounds, coordinator.rounds,
-        )  # fmt: skip
+        codes = "x".join(map(str, coordinator.feature_shape))
+        rank, mode = coordinator.solver.rank, coordinator.privacy.privacy
+        log(INFO, "\t%s codes, %d phenotypes, privacy %r", codes, rank, mode)
+        log(INFO, "\t%d of %d rounds", coordinator.finished_rounds, coordinator.rounds)
         log(INFO, "\tmin-sites %d, %g s a round, job %s", run.min_sites, run.round_timeout, run.job)
 
     def configure_train(

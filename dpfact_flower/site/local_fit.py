@@ -56,7 +56,6 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     """Return a round's solver settings. Use `start` to compute `mu` from a relative l2,1 weight."""
     solver = request.solver
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
-        # If feature columns have norm 1, the root is a typical norm of a patient column.
         mu = solver.relative_l21 * math.sqrt(curvature(start))
         solver = replace(solver, mu=mu, relative_l21=0.0)
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
