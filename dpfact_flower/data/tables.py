@@ -330,7 +330,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
         hint = "; is it gzipped, as its name says?" * isinstance(error, gzip.BadGzipFile)
-        hint += "; it has no byte order mark: save it as UTF-8" * isinstance(error, UnicodeError)
+        hint += "; not UTF-16 with a byte order mark: use UTF-8" * isinstance(error, UnicodeError)
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
     # A name may contain a newline.
     header = [normalize("NFC", " ".join(name.split())) for name in names]

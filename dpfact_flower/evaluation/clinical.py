@@ -37,8 +37,7 @@ CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500
 """Maximum number of codes that `known_pairs` compares. Longer lists are sampled at random."""
-_DIGITS = 9
-"""Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
+_DIGITS = 9  # decimals of cosines, so that equal cosines compare as equal
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 from dpfact_flower.tensor.cp import Matrices, chance_cosines, match_columns
 
-_DIGITS = 6
-"""Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
+_DIGITS = 6  # decimals of cosines, so that equal cosines compare as equal
 FAIR = 0.85
 """Cosine above which two columns count as similar (Lorenzo-Seva and ten Berge, 2006)."""
 

@@ -143,15 +143,20 @@ QUALITIES: dict[str, Callable[[Summary], float | None]] = {
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:
     """Plot a measure of quality against epsilon. Runs without noise appear as horizontal lines."""
     text: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}
+    values = [value for _, value in runs.values()]
+    near, places = 0.1 * (max(values) - min(values)), list[tuple[float | None, float]]()
     for name, (spent, value) in runs.items():
-        if spent is None:
+        epsilon = spent.epsilon if spent else None
+        before = sum(at == epsilon and abs(other - value) <= near for at, other in places)
+        places.append((epsilon, value))
+        if epsilon is None:
             axes.axhline(value, color=ORANGE, linestyle="--", linewidth=1)
-            across = ("axes fraction", "data")
-            axes.annotate(name, (0.02, value), xycoords=across, va="bottom", **text)
+            place, across = (0.02 + 0.2 * before, value), ("axes fraction", "data")
+            axes.annotate(name, place, xycoords=across, va="bottom", **text)
         else:
-            place = spent.epsilon, value
-            axes.plot(*place, "o", color=BLUE)
-            axes.annotate(name, place, xytext=(4, -9), textcoords="offset points", **text)
+            axes.plot(epsilon, value, "o", color=BLUE)
+            place, below = (epsilon, value), (4, -9 - 9 * before)  # labels do not overlap
+            axes.annotate(name, place, xytext=below, textcoords="offset points", **text)
     ticks = sorted({spent.epsilon for spent, _ in runs.values() if spent})
     if ticks:
         axes.set_xscale("log")

@@ -34,10 +34,7 @@ from dpfact_flower.settings import (
 from dpfact_flower.tensor.cp import alike
 
 K = TypeVar("K", str, tuple[str, str])
-_MOST_CELLS = 3000
-"""Maximum number of table cells (phenotypes times sites) that a page shows."""
-_SHOWN = 6
-"""Number of codes of each mode that are visible before the reader unfolds the list."""
+_MOST_CELLS = 3000  # of a page's table: phenotypes times sites
 _MOST_CODES = 16
 """Maximum number of codes that a phenotype's card lists for each mode."""
 _LEAST = 0.03
@@ -75,7 +72,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "cards": content,
         "systems": systems,
         "legend": [name for name in BODY_SYSTEMS if name in present],
-        "shown": _SHOWN,
+        "shown": 6,  # codes of each mode, before the reader unfolds the list
         "replications": run.replications,
         "fair": FAIR,
         "table": table,

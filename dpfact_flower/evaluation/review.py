@@ -40,8 +40,6 @@ _VERDICTS, _DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 _WHOLE = "phenotype"
 """First cell of the line with the decision about the phenotype."""
 _ABOUT = "About individual patients: keep this at the hospital. No privacy guarantee covers it."
-_FIRST = 8
-"""Number of codes of each mode that are visible before the reader unfolds the list."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def write_sheet(
         "sheet": sheet.name,
         "run": folder,
         "whole": _WHOLE,
-        "first": _FIRST,
+        "first": 8,  # codes of each mode, before the reader unfolds the list
         "codes_of": {
             mode: [(row.code, row.description) for row in leading(rows)]
             for mode, rows in model.codes_by_mode()[number].items()

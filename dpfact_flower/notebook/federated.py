@@ -347,6 +347,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             "delta": self.delta, "rounds": self.rounds, "seed": seed,
         }  # fmt: skip
         others: Mapping[str, Any] = self.settings or {}
+        if twice := fields.keys() & others.keys():
+            raise SettingsError(f"settings: {min(twice)} is a parameter of its own; set it there")
         self.run_: Run = federate(
             sites=self._cohort(X, reset=True),
             vocabularies=self.vocabularies,

@@ -76,7 +76,7 @@ def renew_centre(folder: Path, name: str) -> None:
         issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(issuer)
     except (InvalidSignature, TypeError, ValueError):
-        raise SettingsError(f"ca.key: is not the key of {folder}/ca.crt") from None
+        raise SettingsError(f"ca.key: is not the key of {folder}/ca.crt, or is damaged") from None
     with replacing(folder / "server.key") as file:
         os.fchown(file.fileno(), (folder / "flwr").stat().st_uid, -1)  # the service's user
         file.write(key)

@@ -135,7 +135,7 @@ def test_a_fit_that_failed_is_no_fit(cohort):
     with pytest.raises(NotFittedError):
         check_is_fitted(estimator)
     assert estimator.set_params(rounds=1).fit(cohort).__sklearn_is_fitted__()
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'epsilon'"):
+    with pytest.raises(SettingsError, match="settings: epsilon is a parameter of its own"):
         estimator.set_params(settings={"epsilon": 8.0}).fit(cohort)
 
 

@@ -441,5 +441,5 @@ def test_another_encoding_is_read_where_it_is_named(text, encoding, name, tmp_pa
     assert cells_of(read(tmp_path, "d.csv", content, name)) == CELLS
     with pytest.raises(DataError, match=r"d\.csv: not readable as CSV .*is it cut off"):
         read(tmp_path, "d.csv", content + b"\x81", name)
-    with pytest.raises(DataError, match="it has no byte order mark: save it as UTF-8"):
+    with pytest.raises(DataError, match="not UTF-16 with a byte order mark: use UTF-8"):
         read(tmp_path, "d.csv", D.encode("utf-16-le"), "utf-16")
