@@ -37,8 +37,7 @@ _LEAST_CHARTS = 10
 """Minimum number of charts for which a share may leave the site."""
 _LEAST_PATIENTS = 4
 _VERDICTS, _DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
-_WHOLE = "phenotype"
-"""First cell of the line with the decision about the phenotype."""
+_WHOLE = "phenotype"  # first cell of the line with the decision about the phenotype
 _ABOUT = "About individual patients: keep this at the hospital. No privacy guarantee covers it."
 
 

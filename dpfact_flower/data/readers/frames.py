@@ -45,7 +45,8 @@ def read_events(
     mode_column, site_column = renamed.get(MODE, MODE), renamed.get(SITE, SITE)
     parts = list(events.values()) if isinstance(events, Mapping) else [events]
     known = (*event_tables.Columns().names, MODE, SITE)
-    asked = {*({role: role for role in known} | roles | renamed).values()}
+    needed = ("patient", "code", "time" if window_days else "encounter", MODE, SITE)
+    asked = {*({role: role for role in needed} | roles | renamed).values()}
     for frame in parts:
         levels = getattr(getattr(frame, "index", None), "names", ())  # of a pandas frame
         if lost := {*levels} & asked - {*columns_of(frame)}:
