@@ -151,7 +151,7 @@ def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None
         places.append((epsilon, value))
         if epsilon is None:
             axes.axhline(value, color=ORANGE, linestyle="--", linewidth=1)
-            place, across = (0.02 + 0.2 * before, value), ("axes fraction", "data")
+            place, across = (0.3 + 0.2 * before, value), ("axes fraction", "data")
             axes.annotate(name, place, xycoords=across, va="bottom", **text)
         else:
             axes.plot(epsilon, value, "o", color=BLUE)
