@@ -90,6 +90,14 @@ def test_traffic_tells_the_directions_apart_and_marks_failures(axes):
     assert axes.get_ylabel().startswith("kB")
 
 
+def test_the_names_of_runs_with_equal_figures_stand_apart(axes):
+    spent = SIMULATED.spent
+    values = [(None, 0.3), (None, 0.3), (spent, 0.3), (spent, 0.3), (spent, 0.1)]
+    plots.tradeoff(axes, "fit", dict(zip("abcde", values, strict=True)))
+    places = [text.get_position() for text in axes.texts]
+    assert places == [(0.3, 0.3), (0.5, 0.3), (4, -9), (4, -18), (4, -9)]
+
+
 def test_auc_sets_every_group_beside_its_baselines(axes):
     sites = (group("few"), group("many", 0.71, 0.82, 0.63))
     plots.auc(axes, OutcomePrediction(group("overall", 0.7, 0.8, 0.6), sites, 10, 0.6))

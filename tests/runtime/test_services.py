@@ -171,7 +171,6 @@ def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, da
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_superlink_ends_with_its_helper_and_calls_its_own_stop_no_failure(monkeypatch, stopped):
     """Flower's own SuperLink continues without its helper, and every run stays `pending`."""
-
     helper, ended = Event(), []  # an event, too, has a method `wait`
     link = SimpleNamespace(superexec_process=helper)
     lifespan = SimpleNamespace(startup=lambda _: None, shutdown=lambda _: helper.set())

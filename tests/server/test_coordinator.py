@@ -63,9 +63,6 @@ def one_moment(monkeypatch):
     monkeypatch.setattr(coordinator_module, "utc_now", lambda: "2026-01-01T00:00:00+00:00")
 
 
-# --- construction
-
-
 def test_a_job_is_named_if_nobody_named_it():
     named, one, other = make(job="mine"), make(), make()
     assert named.run.job == "mine"

@@ -65,9 +65,6 @@ def go_to(server: Coordinator, last: int) -> Coordinator:
     return server
 
 
-# --- schedule
-
-
 def test_a_run_is_codes_start_refinement_and_the_end():
     rule = make_rule()
     assert rule.rounds == 1 + 1 + 2 * 2 + 1
@@ -171,9 +168,6 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
     assert not close(server, number, "a").updated
     assert_bits(server.factors, before)
     go_to(server, server.rounds)
-
-
-# --- resuming
 
 
 @pytest.mark.parametrize("patients", [2_000, 20_000], ids=["rounds", "memory"])

@@ -53,9 +53,6 @@ def assert_same_sites(found, expected):
             assert one.labels[name].tolist() == other.labels[name].tolist()
 
 
-# --- counts
-
-
 def test_a_window_of_days(tables):
     cohort = events.read(tables, "north")
     assert cells_of(cohort) == {("north", "1", "3605", "41401"): 1, ("north", "2", "40", "4019"): 2}
@@ -309,7 +306,7 @@ def test_several_files_of_one_mode_count_a_repeated_event_once(tables, write):
     assert ("d2.csv", "repeated rows, each counted once", 1) in cohort.read_report
 
 
-def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, write):
+def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, write, caplog):
     file = write("readmitted.csv", "ID;Readmitted\n1;Yes\n4;no\n")
     table = events.LabelTable(file, "readmitted", "id", missing="0")
     (site,) = events.read(tables, "north", labels={"back": table}).sites
@@ -328,6 +325,9 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
     write("readmitted.csv", "ID,Readmitted\n01,1\n")
     what = "patients not in it, labelled 0, which are all patients"
     assert (file.name, what, 3) in events.read(tables, "n", labels={"back": table}).read_report
+    assert ("WARNING", f"{file.name}: {what}: 3") in [
+        (r.levelname, r.message) for r in caplog.records
+    ]
 
 
 # --- files from other programs: each is read, or refused in one line
