@@ -346,8 +346,8 @@ class AppSettings(Settings):
     @property
     def synthetic_preset(self) -> str:
         """Name of the preset for synthetic data, or "" if the data is not synthetic."""
-        kind, _, preset = self.data.partition(":")
-        return (preset or "demo") if kind == "synthetic" else ""
+        kind, colon, preset = self.data.partition(":")
+        return (preset or "demo") if kind + colon == "synthetic:" else ""
 
     def _check_together(self) -> None:
         if not self.out or not self.run_folder.name:

@@ -247,7 +247,7 @@ def test_folders_of_a_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("data", "preset"),
-    [("synthetic:demo", "demo"), ("synthetic:", "demo"), ("synthetic", "demo"),
+    [("synthetic:demo", "demo"), ("synthetic:", "demo"), ("synthetic", ""),
      ("synthetic:paper-mimic", "paper-mimic"), ("folder", ""), ("", ""), ("C:synthetic", "")],
 )  # fmt: skip
 def test_synthetic_preset(data, preset):

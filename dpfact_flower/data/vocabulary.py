@@ -146,8 +146,15 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
-    """Return the vocabularies' digests, joined by commas."""
-    return ",".join(vocabulary.digest for vocabulary in vocabularies)
+    """Return the vocabularies' digests, joined by commas. Refuse names that clash in a file."""
+    lists, reserved = [*vocabularies], {"modes", "file", "allow_pickle"}
+    names = [name for v in lists for name in (v.name, f"{v.name}_codes", f"{v.name}_text")]
+    if len({*names} - reserved) < len(names):
+        raise DataError(
+            "vocabularies: names must differ from each other, from each other's NAME_codes and "
+            f"NAME_text, and from modes, file, allow_pickle; got {', '.join(v.name for v in lists)}"
+        )
+    return ",".join(vocabulary.digest for vocabulary in lists)
 
 
 def _from_list(text: str, name: str) -> Vocabulary:

@@ -94,6 +94,8 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 
 def _read(folders: Sequence[Path]) -> dict[str, FinishedRun]:
     """Return a mapping from folder names to runs. If two names clash, use the folders' paths."""
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise DataError("runs: one folder is given twice; give each run once")
     names = [folder.resolve().name for folder in folders]
     return {
         name if names.count(name) == 1 else str(folder): FinishedRun.read(folder)

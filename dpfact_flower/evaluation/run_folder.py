@@ -34,7 +34,6 @@ PHENOTYPES = "phenotypes.json"
 REPORT = "report.html"
 NAMES = "names.toml"
 BESIDE = "beside.json"
-_NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
 _LONGEST_NAME = 120
 
 
@@ -47,12 +46,6 @@ def write_model(
         arrays[vocabulary.name] = factor
         arrays[f"{vocabulary.name}_codes"] = np.array(vocabulary.codes)
         arrays[f"{vocabulary.name}_text"] = np.array(vocabulary.descriptions)
-    if len(arrays) != 1 + 3 * len(vocabularies) or arrays.keys() & _NUMPYS_OWN:
-        raise DataError(
-            f"{MODEL}: vocabulary names must differ from each other, from each other's NAME_codes "
-            f"and NAME_text, and from modes, {', '.join(sorted(_NUMPYS_OWN))}; "
-            f"got {', '.join(v.name for v in vocabularies)}"
-        )
     with replacing(folder / MODEL) as file:
         np.savez_compressed(file, **arrays)
 

@@ -100,7 +100,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
     float64 values. TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
     """
     records = coordinator.records
-    replies = sum(len(record.sites) for record in records)
+    replies = sum(len(record.arrivals or record.sites) for record in records)
     factors = 8 * coordinator.solver.rank * sum(len(factor) for factor in coordinator.factors)
     return Exchange(
         bytes_up=sum(record.bytes_up for record in records),
@@ -163,7 +163,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 
     A round without a timely reply is included, because the site may have charged the round.
     """
-    rounds = range(1, coordinator.finished_rounds + 1)
+    rounds = range(1, coordinator.asked_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
     events = tuple(event for number in rounds for event in coordinator.rule.planned_events(number))
     return dict.fromkeys(sites, events)

@@ -342,22 +342,17 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
-        fields: dict[str, Any] = {
+        own: dict[str, Any] = {
             "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
             "delta": self.delta, "rounds": self.rounds, "seed": seed,
+            "vocabularies": self.vocabularies, "state_dir": self.state_dir,
+            "max_epsilon": self.max_epsilon, "sites": self._cohort(X, reset=True),
+            "measure": False,
         }  # fmt: skip
         others: Mapping[str, Any] = self.settings or {}
-        if twice := fields.keys() & others.keys():
-            raise SettingsError(f"settings: {min(twice)} is a parameter of its own; set it there")
-        self.run_: Run = federate(
-            sites=self._cohort(X, reset=True),
-            vocabularies=self.vocabularies,
-            measure=False,
-            state_dir=self.state_dir,
-            max_epsilon=self.max_epsilon,
-            **fields,
-            **others,
-        )
+        if twice := own.keys() & {key.replace("-", "_") for key in others}:
+            raise SettingsError(f"settings: {min(twice)} is a parameter of the estimator's own")
+        self.run_: Run = federate(**own, **others)
         self.model_: GlobalModel = self.run_.model
         return self
 

@@ -103,6 +103,11 @@ class Coordinator:
         return self.records[-1].round if self.records else 0
 
     @property
+    def asked_rounds(self) -> int:
+        """The latest round for which any site was asked."""
+        return self.finished_rounds
+
+    @property
     def factors(self) -> Factors:
         """Current global factors, one array per feature mode."""
         return self.rule.factors

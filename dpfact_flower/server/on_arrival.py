@@ -81,6 +81,11 @@ class OnArrival(Coordinator):
         return min(self.finished_rounds + 1, self.rounds)
 
     @property
+    def asked_rounds(self) -> int:
+        """See `Coordinator.asked_rounds`. A site may be asked for a round ahead of the others."""
+        return max([self.finished_rounds, *(site.round for site in self._sites.values())])
+
+    @property
     def rounds_in_step(self) -> int:
         """Number of synchronous rounds: round 1 and all rounds that compute the initial factors."""
         last = 1

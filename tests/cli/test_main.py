@@ -80,8 +80,8 @@ def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, 
     assert run_config(APP_FOLDER, [], data="synthetic:paper-synthetic")["rank"] == 20
     assert run_config(APP_FOLDER, [], data=str(tmp_path))["rank"] == 12
     monkeypatch.chdir(tmp_path)  # the app is found wherever a command starts
-    assert run_config(APP_FOLDER, [], data="synthetic")["rank"] == 12
-    assert run_config(APP_FOLDER, ["rank=3"], data="synthetic")["rank"] == 3
+    assert run_config(APP_FOLDER, [], data="synthetic:")["rank"] == 12
+    assert run_config(APP_FOLDER, ["rank=3"], data="synthetic:")["rank"] == 3
     own = (APP_FOLDER / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
     (tmp_path / "pyproject.toml").write_text(own.replace("synthetic:demo", "data/ours"))
     config = run_config(tmp_path, [], data=None)
@@ -168,6 +168,7 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
         (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),
         (["data", "show", "file"], "error (data): file/cohort.json: no such file; is this a"),
+        (["compare", "a", "./a"], "error (data): runs: one folder is given twice"),
         (["report", "file"], "error (data): file/global_model.npz: no such file; is this the"),
         (["run", "--out", "x", "--app", "app"], "error (settings): --app: app/pyproject.toml is"),
     ],

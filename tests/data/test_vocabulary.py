@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpfact_flower.data.vocabulary import Vocabulary, load_codes
+from dpfact_flower.data.vocabulary import Vocabulary, joint_digest, load_codes
 from dpfact_flower.errors import DataError
 
 CODES = ("0040", "40", "V45.81", "pulmonary|medications|é")
@@ -135,3 +135,9 @@ def test_load_codes_names_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(DataError, match="UTF-8"):
         load_codes(tmp_path / "latin.txt", "x")
+
+
+@pytest.mark.parametrize("names", [("p", "p"), ("p", "p_text"), ("file", "p"), ("p", "modes")])
+def test_names_that_clash_in_a_runs_file_are_refused_before_the_run(names):
+    with pytest.raises(DataError, match=f"names must differ .* got {', '.join(names)}$"):
+        joint_digest([Vocabulary(name, ("a",)) for name in names])

@@ -1,7 +1,6 @@
 """A run's folder: files can be read again, and damage is reported."""
 
 import math
-import os
 
 import numpy as np
 import pytest
@@ -60,16 +59,6 @@ def test_a_model_reads_without_this_package(tmp_path):
         np.testing.assert_array_equal(model["procedures"], FACTORS[0])
         assert model["procedures_codes"].tolist() == ["0040", "40", "4.0"]
         assert model["procedures_text"].tolist() == ["", "a, b", "ü"]
-
-
-@pytest.mark.parametrize(
-    "names", [("a", "a"), ("a_text", "a"), ("modes", "a"), ("a", "allow_pickle")], ids=str
-)
-def test_names_that_would_overwrite_each_other_are_refused(tmp_path, names):
-    vocabularies = [Vocabulary(name, v.codes) for name, v in zip(names, VOCABULARIES, strict=True)]
-    with pytest.raises(DataError, match=rf"{MODEL}: vocabulary names .* got {', '.join(names)}$"):
-        write_model(tmp_path, FACTORS, vocabularies)
-    assert os.listdir(tmp_path) == []
 
 
 NO_FLOATS = "diagnoses must be float32"

@@ -13,9 +13,12 @@ from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.run_folder import read_phenotypes, read_summary
 from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
+from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.cp import CPModel
 from tests.commands import dpfact
+from tests.server.test_on_arrival import SHAPE, SOLVER, close, reply, run_settings
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +106,18 @@ def test_code_frequencies_are_one_component_of_norm_1(planted):
     for mode, factor in enumerate(code_frequencies(tensors), start=1):
         sums = sum(t.to_dense().sum(axis=tuple(set(range(3)) - {mode})) for t in tensors)
         np.testing.assert_allclose(factor[:, 0], sums / np.linalg.norm(sums), rtol=1e-5)
+
+
+def test_an_asynchronous_run_counts_each_reply_and_the_rounds_that_were_asked_ahead():
+    solver = replace(SOLVER, solver="psgd", clip=1.0)
+    it = OnArrival(SHAPE, solver=solver, privacy=PrivacySettings("paper"), run=run_settings())
+    close(it, 1, "ab")
+    for _ in range(2):  # "a" is a round ahead
+        it.take("a", reply("a", it.ask("a")))
+    it.take("b", reply("b", it.ask("b")))
+    it.advance("ab", 1.0)
+    assert it.ask("a").round == 4
+    assert (it.finished_rounds, len(it.records[-1].sites)) == (2, 2)
+    events = [event for number in range(1, 5) for event in it.rule.planned_events(number)]
+    assert module._planned(it) == dict.fromkeys("ab", tuple(events))
+    assert module._exchange(it).bytes_paper == 2 * 5 * sum(SHAPE) * SOLVER.rank * 8

@@ -135,8 +135,9 @@ def test_a_fit_that_failed_is_no_fit(cohort):
     with pytest.raises(NotFittedError):
         check_is_fitted(estimator)
     assert estimator.set_params(rounds=1).fit(cohort).__sklearn_is_fitted__()
-    with pytest.raises(SettingsError, match="settings: epsilon is a parameter of its own"):
-        estimator.set_params(settings={"epsilon": 8.0}).fit(cohort)
+    for name in ("epsilon", "max_epsilon", "max-epsilon", "measure"):
+        with pytest.raises(SettingsError, match=r"settings: [a-z_]+ is a parameter"):
+            estimator.set_params(settings={name: 8.0}).fit(cohort)
 
 
 def test_a_budget_that_cannot_last_is_refused(cohort, tmp_path):
