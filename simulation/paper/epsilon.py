@@ -70,8 +70,8 @@ def section(plan: Plan, results: Results) -> Section:
         "measure, *FMS with itself*, compares a system's models with and without noise, from the "
         "same starting point. *FMS with a fit* is the mean FMS between a model and "
         f"{len(_REFERENCES)} noiseless fits from other starting points. The ceiling is the mean "
-        "FMS between pairs of noiseless fits. For models of shuffled data, the mean "
-        "*FMS with a fit* is the null. In shuffled data, a patient's procedures and diagnoses come "
+        "FMS between pairs of noiseless fits. The null is the mean *FMS with a fit* of "
+        "models of shuffled data. In shuffled data, a patient's procedures and diagnoses come "
         "from different people. A high *FMS with itself* proves nothing: even a fit that never "
         "leaves its starting point scores high.",
         _figures(data_sets, rows),

@@ -44,7 +44,7 @@ def section(plan: Plan, results: Results) -> Section:
         [
             Table(
                 "norms", [_row(*one) for one in found], {"relative-l21": 1, "FMS planted": 2},
-                "number of zero columns for each site and l2,1 weight",
+                "number of zero columns in each site's patient factor, for each l2,1 weight",
             ),
             Table(
                 "norms_planted", planted,

@@ -74,8 +74,8 @@ def section(plan: Plan, results: Results) -> Section:
         "A logistic regression predicts death from phenotype memberships (rows of the patient "
         "factor). The regression is fitted to 60 % of the patients and tested on the others, "
         f"with the same {plan.splits} random splits for all systems. *Random factors* are the "
-        "exact solver's factors with the values in each column shuffled. Like the paper's neonatal "
-        "unit, the last site has unusual patients, and therefore a separate regression. "
+        "exact solver's factors with the values in each column shuffled. The last site's patients "
+        "are unusual, like those of the paper's neonatal unit, and have a separate regression. "
         "Confidence intervals come from the corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
@@ -85,7 +85,11 @@ def section(plan: Plan, results: Results) -> Section:
                 about="AUC of every system at every rank (± standard deviation over splits), "
                 "and the paper's AUC on MIMIC-III",
             ),
-            Table("auc_paired", pairs, about="paired differences at every rank"),
+            Table(
+                "auc_paired",
+                pairs,
+                about="paired differences in AUC between two systems, at every rank",
+            ),
             Table(
                 "auc_paired_by_rank",
                 _over_ranks(pairs),
