@@ -132,11 +132,10 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "In each table cell, the first number is the fit of the sites' own models. Models "
-        "with fit 1 reproduce the data exactly, and models with negative fit are worse than "
-        "predicting zero everywhere. The second number is the factor match score (FMS) between the "
-        "shared factors and the planted phenotypes. Runs with noise use the paper's epsilons (1.2 "
-        "to 1.9).",
+        "In each table cell, the first number is the fit of the sites' own models. A fit of 1 "
+        "is exact, and a negative fit is worse than predicting zero everywhere. The second number "
+        "is the factor match score (FMS) between the shared factors and the planted phenotypes. "
+        "Runs with noise use the paper's epsilons (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [

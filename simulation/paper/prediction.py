@@ -85,11 +85,7 @@ def section(plan: Plan, results: Results) -> Section:
                 about="AUC of every system at every rank (± standard deviation over splits), "
                 "and the paper's AUC on MIMIC-III",
             ),
-            Table(
-                "auc_paired",
-                pairs,
-                about="paired differences in AUC between two systems, at every rank",
-            ),
+            Table("auc_paired", pairs, about="paired differences in AUC, at every rank"),
             Table(
                 "auc_paired_by_rank",
                 _over_ranks(pairs),
