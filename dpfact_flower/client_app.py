@@ -79,7 +79,7 @@ class DPFactClient(NumPyClient):
         return self._delayed(answered)
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Check whether `fit` would accept a request, without reading data or using budget."""
+        """Check, without reading data or using budget, whether `fit` would accept a request."""
 
         def checked(delay: ReplyDelay) -> Answer:
             timeout = round_timeout(config)
@@ -143,7 +143,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Report whether the site would answer a round, without reading data or using budget."""
+    """Report, without reading data or using budget, whether the site would answer a round."""
     return _reply(message, context, DPFactClient.preflight)
 
 

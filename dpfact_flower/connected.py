@@ -33,7 +33,7 @@ class ConnectedSites:
     """A run's sites, and the messages of the current round.
 
     `names` maps nodes to sites. Nodes in `left_out` get no requests. `timeout` is the time limit in
-    seconds for answers to a request. The limit in the current round, `seconds`, may be shorter.
+    seconds for answers to a request. `seconds` is the current round's limit: `timeout` or less.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -53,7 +53,7 @@ class ConnectedSites:
         return self.grid
 
     def wait(self, *, first: bool) -> list[int]:
-        """Wait for the quorum (if `first`, all expected sites) or `wait-timeout`. Return nodes."""
+        """Wait up to `wait-timeout` for the quorum (`first`: all expected sites). Return nodes."""
         run = self._coordinator.run
         expected = run.expected_sites if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
@@ -66,7 +66,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Ask whether nodes accept `request`. If a node refuses, raise an error or leave it out."""
+        """Ask if nodes accept `request`. `judge` leaves refusing nodes out or raises an error."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:
@@ -109,8 +109,8 @@ class ConnectedSites:
     ) -> list[Message]:
         """Make one message per request, and set the Grid's policy for missing replies.
 
-        Connected `nodes` that have a name but no request are left out of the round. Nodes without
-        a name can get a request later, because a lost site may have connected again.
+        Connected `nodes` that have a name but no request are left out of the round. A node
+        without a name may be a lost site that has returned, so it can get a request later.
         """
         others = {node for node in nodes if self.names.of(node) and node not in requests}
         self.grid.policy = policy._replace(left_out=self.left_out | others)

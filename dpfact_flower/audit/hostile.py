@@ -69,14 +69,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose only cell has a phenotype's code of largest weight in each mode."""
+    """Return a patient with one cell, made of each mode's largest-weight code in one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose counts are proportional to the largest weights of one phenotype."""
+    """Return a patient whose cell values are products of a phenotype's largest code weights."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -164,7 +164,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return a trial's hostile requests, and a made-up earlier release of the site."""
+    """Return hostile requests, and a made-up earlier release, for trial number `trial`."""
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
     planned = target.plan.start

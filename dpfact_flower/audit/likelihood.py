@@ -57,8 +57,8 @@ class Estimate(NamedTuple):
 class _Game:
     """The data sets with and without the test patients (canaries), and the adversary's knowledge.
 
-    `sums` maps each release to the integer sum without the canaries, and to the canaries'
-    contribution in standard deviations of the noise.
+    `sums` maps each release to a pair. The first value is the integer sum without the canaries. The
+    second value is the canaries' own sum, divided by the standard deviation of the noise.
     """
 
     target: AuditTarget
@@ -74,9 +74,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
-    The first finding is the difference between a run's estimated privacy loss and the loss in the
-    ledger, in standard errors. The second finding is the largest such difference for a single
-    release. The third finding is the smallest share of a sensitivity that one canary contributes.
+    The first finding is a run's estimated loss minus the ledger's loss, divided by the estimate's
+    standard error. The second finding is the largest such quotient for a single release. The third
+    finding is one canary's share of the sensitivity, in the release with the smallest share.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)
@@ -149,7 +149,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with the canaries' codes in one phenotype, and the rest in another."""
+    """Return a transcript. Phenotype 1 has the canaries' codes, and phenotype 2 all other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5

@@ -42,7 +42,7 @@ class AuditTarget:
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
     ) -> "AuditTarget":
-        """Plan a run of `sites` sites in the same way as a server, but without a noise seed."""
+        """Plan a run of `sites` sites as a server would plan it, but without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         if privacy.secure_sums:

@@ -73,7 +73,7 @@ def centre_admit(
     folder: Annotated[Path, Option(help="The folder of dpfact centre init.")] = opt.HOME,
     fingerprint: Annotated[str, Option(help="Fingerprint from the hospital (default: ask).")] = "",
 ) -> None:
-    """Register a hospital's key, after you have compared its fingerprint by telephone.
+    """Register a hospital's key, after you have compared the key's fingerprint by telephone.
 
     NAME.pub is the file that dpfact site init wrote at the hospital. NAME must be the hospital's
     name, because the key is registered under NAME. The centre must be running.
@@ -113,10 +113,10 @@ def submit(
 ) -> None:
     """Start a run on a deployed federation, print the run's log, and wait until the run ends.
 
-    CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
-    With --json, the log goes to standard error. The exit code is 0 if the run finished, 1 if it
-    failed, 2 after an error (the run may have started) and 4 if its result is unknown. After
-    Ctrl-C, the run continues.
+    CONNECTION is the folder that dpfact centre init wrote, or a SuperLink's name in Flower's
+    config.toml. With --json, the log goes to standard error. The exit code is 0 if the run
+    finished, 1 if the run failed, and 4 if the run's result is unknown. If the command itself
+    fails, the exit code is 2, but the run may have started. After Ctrl-C, the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 

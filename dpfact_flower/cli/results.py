@@ -157,13 +157,13 @@ def review(
 ) -> None:  # fmt: skip
     """Check a phenotype against charts at the hospital: make a sheet, then count the verdicts.
 
-    With --data and --phenotype, the command writes a sheet for a clinician's verdicts (STEM.csv),
-    instructions (STEM.html) and the patients' scores (STEM.key.json). The sheet lists the patients
+    With --data and --phenotype, the command writes STEM.csv (a sheet for a clinician's verdicts),
+    STEM.html (instructions) and STEM.key.json (the patients' scores). The sheet lists the patients
     in random order. No privacy guarantee covers the three files: keep the files at the hospital.
 
-    With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
-    and rewrites the report. For each half of the charts that has ten or more verdicts, the command
-    also records the rounded share of confirmed charts.
+    With --read STEM.csv, the command counts the verdicts, records the sheet's decision (keep, drop
+    or name) in RUN/names.toml, and rewrites the report. It also records the rounded share of
+    confirmed charts in each half (see --patients), if the half has ten or more verdicts.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
@@ -221,11 +221,11 @@ def survey(
     """Ask people which phenotypes are real: make a blinded survey, then score the answers.
 
     STEM.html shows phenotypes of RUN and an equal number of made-up phenotypes. Readers write their
-    answers into a copy of STEM.csv, and must not see STEM.key.json, which says which phenotypes are
-    real. All three files are made from the model and are as public as the model.
+    answers into a copy of STEM.csv. They must not see STEM.key.json, which contains the correct
+    answers. All three files are made from the model and are as public as the model.
 
-    With --read ANSWERS.csv, the command reads STEM.key.json and prints each reader's accuracy and
-    Cohen's kappa, and the kappa of each pair of readers.
+    With --read ANSWERS.csv, the command compares the answers with STEM.key.json. It prints each
+    reader's accuracy and Cohen's kappa. It also prints the kappa between any two readers.
     """
     from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey
 

@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-Within a mode, all codes without a prefix get the same system, if the system has names for at least
-80 % of these codes. Dots in codes are ignored.
+In each mode, all codes without a prefix are assigned to one system, which must have names for at
+least 80 % of these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -33,7 +33,7 @@ _FORMS = {
 
 
 class Chapter(NamedTuple):
-    """An ICD chapter. `systems` contains each body system's first code and name."""
+    """An ICD chapter. For each body system, `systems` contains the first code and the name."""
 
     first: str
     last: str
@@ -66,7 +66,7 @@ def split_code(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version ("9" or "10") that more codes fit. Ignore codes with a prefix."""
+    """Return the ICD version ("9" or "10") whose format fits more codes. Ignore prefixed codes."""
     bare = {code for prefix, code in map(split_code, codes) if not prefix}
     nine, ten = (sum(category(version, code) != "" for code in bare) for version in ("9", "10"))
     return "10" if ten > nine else "9"
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count codes with names, except short procedure codes, which may be a hospital's own codes."""
+    """Count codes that have a name. Skip short procedure codes, as they may be a hospital's own."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)

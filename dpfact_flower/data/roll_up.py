@@ -6,8 +6,8 @@ of the codes that begin with ``428``. The groupings ``icd3``, ``chapter`` and ``
 procedure codes, because procedure codes can look like diagnosis codes.
 
 The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, a group's
-name begins with the prefix of the group's codes. Codes without a prefix are read as codes of the
-ICD version whose format fits most of these codes. Dots in codes are ignored.
+name begins with the prefix of the group's codes. A mode's codes without a prefix are all read in
+one ICD version: the version whose format fits more of these codes. Dots in codes are ignored.
 """
 
 from __future__ import annotations

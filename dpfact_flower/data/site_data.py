@@ -185,7 +185,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Select codes. Omit phenotypes without codes in a mode (None if no phenotype is left)."""
+        """Select codes, and phenotypes that keep codes in every mode. If none does, return None."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)

@@ -226,7 +226,7 @@ def _database(
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return a table's name for error messages, and its name as the database spells it."""
+    """Return a table's description for error messages, and the table's name in the database."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (for another schema: --schema)")

@@ -55,12 +55,12 @@ class SyntheticSettings:
 
     `modes` lists the feature modes, each as ``name:codes:mean`` (mean number of codes per window).
     `shares` contains each site's share of the patients. `phenotypes` is the number of planted
-    phenotypes. `local` is the share of phenotypes that exist at only one site. `distinct` says
-    which site lacks most of the other sites' phenotypes (1: the first; 0: no site). `active` is the
-    mean number of active phenotypes per patient (no patient has more than 4). `windows` is the mean
-    number of windows per active phenotype. `repeats` is the mean number of times that a window's
-    codes occur, as in repeat visits. `dispersion` is the variance of the patients' relative visit
-    rates, which have mean 1. `background` is the share of codes that are drawn from all codes, not
+    phenotypes. `local` is the share of phenotypes that exist at only one site. `distinct` is
+    the number of the site that lacks most of the shared phenotypes, or 0 for no site. `active` is
+    the mean number of active phenotypes per patient (no patient has more than 4). `windows` is the
+    mean number of windows per active phenotype. `repeats` is the mean number of times that a window
+    occurs with the same codes. `dispersion` is the variance of the patients' relative visit rates,
+    which have mean 1. `background` is the chance that a window's code is drawn from all codes, not
     from the phenotype's codes. `mortality` is the share of patients who die in hospital.
     """
 
@@ -307,7 +307,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017. Describe a code by the phenotype most likely to draw the code."""
+    """Return codes such as P017. Describe a code by the phenotype in which it is most probable."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -1,6 +1,6 @@
 """Read, check and compare code lists, one for each feature mode.
 
-The server sends digests of its code lists. A site with different code lists refuses to join. The
+The server sends digests of a run's code lists. A site with other lists refuses the run. The
 privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
@@ -128,9 +128,9 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes, in the file's order.
 
     A ``.json`` file contains a list of codes, or a saved `Vocabulary` with this `name`. A ``.csv``
-    file has the column ``code`` (or MIMIC's ``icd9_code`` or ``icd_code``) and optionally
-    ``description`` (or MIMIC's ``long_title``). Column names are not case-sensitive. Any other file
-    is text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
+    file has a column ``code`` and, optionally, ``description``. MIMIC's names (``icd9_code`` or
+    ``icd_code``, and ``long_title``) are allowed. Column names are not case-sensitive. Other
+    files are text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
     text = read_text(path)
@@ -146,7 +146,7 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
-    """Return the vocabularies' digests, joined by commas. Refuse names that clash in a file."""
+    """Return the digests, joined by commas. Refuse names that would clash in the model's file."""
     lists, reserved = [*vocabularies], {"modes", "file", "allow_pickle"}
     names = [name for v in lists for name in (v.name, f"{v.name}_codes", f"{v.name}_text")]
     if len({*names} - reserved) < len(names):

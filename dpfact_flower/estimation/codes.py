@@ -30,7 +30,7 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return each mode's number of codes whose pairs a noiseless run counts, or () for all."""
+    """Return how many codes of each mode a noiseless run pairs, or () if it pairs all codes."""
     return divided_equally(_FREQUENT, sizes) if sum(sizes) > _MOST_PAIRED else ()
 
 

@@ -3,7 +3,7 @@
 Site t releases a matrix P_t of noisy co-occurrences, and ``F diag(d_t) F^T`` is fitted to P_t. The
 matrix F >= 0 stacks all modes' feature factors, and d_t >= 0 is site t's usage (weight) of each
 column of F. Diagonals are not released and not fitted. Exact coordinate descent updates F row by
-row, and then the usages. The product ``P_t F`` is slow, so it is updated once per `_BLOCK` rows.
+row, and then the usages. To save time, ``P_t F`` is updated only after every `_BLOCK` rows.
 """
 
 import math
@@ -72,8 +72,8 @@ def fit_pairs(
 ) -> Model:
     """Improve the factors F and the usages d in turn, in at most `iterations` steps.
 
-    A code stays in a factor only if the code improves the fit more than noise of standard deviation
-    `threshold`. The fit ends if a step changes `explained` by less than a fraction `settled`.
+    A code stays in a factor only if it improves the fit by more than noise of standard deviation
+    `threshold` would. The fit ends if a step changes `explained` by less than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -140,7 +140,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Write one row of `products` to `out`, updated by `change` and summed by usage over sites."""
+    """Write one row of `products`, after `change`, to `out`, summed over sites with weights `d`."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

@@ -121,8 +121,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate each site's usage of each phenotype from noisy Gram diagonals (empirical Bayes).
 
-    Each estimate is a weighted mean of the noisy value and an expected value. The expected values
-    assume that phenotypes are equally common at all sites, and weigh more at smaller sites.
+    Each estimate is a weighted mean of the noisy value and the value expected if phenotypes were
+    equally common at all sites. Expected values have more weight at smaller sites.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -148,7 +148,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Return the positive semi-definite curvature. Ignore entries of `gram` below the noise."""
+    """Return the positive semi-definite curvature. Set entries of `gram` below their noise to 0."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads

@@ -64,8 +64,8 @@ class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
     `stacked` contains the factors before scaling. Off the diagonal, site t's co-occurrence matrix
-    is about ``stacked diag(usage[t]) stacked.T``. With more than `MOST_SEPARATE` sites, each row of
-    `usage` belongs to a group of sites.
+    approximately equals ``stacked diag(usage[t]) stacked.T``. With more than `MOST_SEPARATE` sites,
+    each row of `usage` belongs to a group of sites.
     """
 
     factors: Factors
@@ -115,7 +115,7 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
     """Form at most `MOST_SEPARATE` groups of releases. Return the groups' scaled sums and scales.
 
-    Divided by its scale (the square root of its group's size), a sum is as noisy as one release.
+    Each sum is divided by its scale, ``sqrt(group size)``, to be as noisy as one release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), MOST_SEPARATE))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -127,7 +127,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to one noisy copy of `packed`. Return the one that best fits another copy."""
+    """Fit candidates to one noisy copy of `packed`. Return the best for a second noisy copy."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]
@@ -180,7 +180,7 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Replace the all-zero factors of `fitted` by the same factors of `before`."""
+    """Replace each all-zero factor of `fitted` by the factor in the same position in `before`."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 

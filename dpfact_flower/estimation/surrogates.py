@@ -42,9 +42,9 @@ def surrogates_of(
 ) -> SparseTensor | None:  # fmt: skip
     """Draw surrogate patients, or return None if a fit to surrogate patients would not help.
 
-    None is returned if patients have too many codes (unless `any_cells` is true), if there is only
-    one mode, or if no cell was drawn. `start` was computed from `releases`, which have noise of
-    standard deviation `sigma`.
+    Return None if there is only one mode, or if no cell was drawn. Unless `any_cells` is true, also
+    return None if patients have too many codes. `start` was computed from `releases`, which have
+    noise of standard deviation `sigma`.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has
@@ -105,8 +105,8 @@ def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0
     modes. Suppose that every patient has k codes in one mode, m codes in another mode, and a cell
     for each combination. Then the sum is proportional to ``sqrt(k (k - 1) / 2)`` within the first
     mode, and to ``CROSS sqrt(k m)`` between the modes. Estimates range from 1 to `_MOST_CODES`. For
-    an upper estimate, pass the standard deviation of an entry's noise as `raised`. Every sum is
-    then shifted by one standard deviation of the sum's noise.
+    an upper estimate, pass the standard deviation of an entry's noise as `raised`. Sums within
+    modes then rise, and sums between modes fall, by one standard deviation of the sum's noise.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]

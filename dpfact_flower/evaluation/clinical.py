@@ -1,4 +1,4 @@
-"""Compute measures of clinical plausibility: disease groups, pairs of codes, and coherence.
+"""Measure clinical plausibility in three ways: by disease groups, code pairs and coherence.
 
 Measures of disease groups and code pairs use only the model and a public classification of codes.
 Such measures are as public as the model. Coherence is computed from all sites' patients, so only
@@ -83,10 +83,10 @@ class Enrichment:
 
 @dataclass(frozen=True)
 class ClinicalMeasures:
-    """A model's measures for one classification of codes, and their means over shuffled models.
+    """A model's measures for one `Classification`, and these measures' means over shuffled models.
 
-    `grouped` counts the codes that have a group. `codes` counts all codes, except in modes without
-    any code that has a group. `pairs` is the result of `known_pairs`.
+    `grouped` counts the codes that have a group. `codes` counts all codes of the modes in which
+    some code has a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -104,7 +104,7 @@ class ClinicalMeasures:
 
 
 def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
-    """Return the model's clinical measures for each classification of the model's codes."""
+    """Return a model's clinical measures, one for each of the `classifications` of its codes."""
     factors = tuple(unit_columns(factor.astype(np.float64)) for factor in model.factors)
     lists = model.vocabularies
     return tuple(_measured(factors, lists, groups) for groups in classifications(lists))
@@ -184,7 +184,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC with which the cosine of two codes' weights predicts a shared group.
+    """Return the AUC for predicting, from their weights' cosine, whether two codes share a group.
 
     The codes may be from different modes. The columns of `features` must have norm 1.
     """

@@ -128,7 +128,7 @@ def _content(runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
 
 
 def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return each quality measure's values by run, and a figure, which is None without values."""
+    """Return each quality measure's values by run, and a figure (None if no run has a value)."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}

@@ -43,7 +43,7 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. Phenotype numbers start at 1. Some phenotypes have a `name`.
 
-    `place` is the code's rank by absolute `share` in its mode, from 1. `weight` is the code's entry
+    `place` ranks the mode's codes by absolute `share` (1: largest). `weight` is the code's entry
     in the factor matrix. `share` is `weight` divided by the sum of the phenotype's absolute weights
     in the mode. `lift` is `share` divided by the code's mean absolute share over all phenotypes.
     `false_discovery` is the estimated probability that a fit to other patients lacks the phenotype.

@@ -143,11 +143,11 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with one label (0 or 1, no or yes, false or true) or one site for each patient.
+    """A table with a label (0/1, no/yes or false/true) or with a site for each patient.
 
     `column` names the column of labels (default: the label's name) or of sites (default: ``site``).
     `patient` defaults to the patient column of the event tables. Patients absent from a table of
-    labels get the label in `missing` (0 or 1). If `missing` is empty, such patients cause an error.
+    labels get the label in `missing` (0 or 1). If `missing` is empty, absence is an error.
     """
 
     file: TableSource
@@ -462,7 +462,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, hint: str, *, label: bool = False
 ) -> TableSource:
-    """Fill the table ``facts`` with patients' values. If a column is missing, suggest `hint`."""
+    """Fill ``facts`` with each patient's label or site. If a column is missing, suggest `hint`."""
     place, patient, column = table.file, table.patient, table.column
     value = f"lower({quoted(column)})" if label else quoted(column)
     load_table(
