@@ -52,9 +52,9 @@ class RoundPolicy(NamedTuple):
 
     If sites charge the round to their budgets (`charged`), the server waits up to `RETURN_SECONDS`
     for lost sites to return. If later rounds need the sites' replies (`required`), sites that
-    connect late also get the request. In this case, the server also repeats the request to
-    connected sites that have not replied, and extends the time limit. If fewer than `quorum` sites
-    have replied, the time limit is extended by `grace` seconds. Nodes in `left_out` get no request.
+    connect late also get the request. A required round is extended if connected sites have not
+    replied, and these sites get the request again. If fewer than `quorum` sites have replied, the
+    server extends the time limit by `grace` seconds. Nodes in `left_out` never get a request.
     """
 
     charged: bool = False

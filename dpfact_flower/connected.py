@@ -66,7 +66,7 @@ class ConnectedSites:
         return sorted(nodes)
 
     def leave_out_unready(self, nodes: Sequence[int], request: RoundRequest) -> None:
-        """Ask if nodes accept `request`. `judge` leaves refusing nodes out or raises an error."""
+        """Ask whether nodes accept `request`. If a node refuses, raise an error or leave it out."""
         coordinator, run = self._coordinator, self._coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and coordinator.secure is None:

@@ -58,7 +58,7 @@ class PrivacyRefusedError(DPFactError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Raised to hide the cause of any other error that occurs once patients' data has been read."""
+    """Raised in place of other errors after a round has read patients' data, to hide the cause."""
 
     code = "failed"
 

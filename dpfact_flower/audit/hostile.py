@@ -76,7 +76,7 @@ def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) 
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose cell values are products of a phenotype's largest code weights."""
+    """Return a patient whose cell values are products of a phenotype's largest relative weights."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -164,7 +164,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return hostile requests, and a made-up earlier release, for trial number `trial`."""
+    """Return a trial's hostile requests, and a made-up earlier release of the site."""
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
     planned = target.plan.start

@@ -75,8 +75,8 @@ def audit_likelihood(
     """Compare the privacy loss of simulated runs with the privacy loss in the ledger.
 
     The first finding is a run's estimated loss minus the ledger's loss, divided by the estimate's
-    standard error. The second finding is the largest such quotient for a single release. The third
-    finding is one canary's share of the sensitivity, in the release with the smallest share.
+    standard error. The second finding is the largest such quotient (by absolute value) for a single
+    release. The third finding is the smallest share of the sensitivity that one canary contributes.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)
@@ -149,7 +149,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript. Phenotype 1 has the canaries' codes, and phenotype 2 all other codes."""
+    """Return a transcript: phenotype 1 has the canaries' codes, and phenotype 2 all other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5

@@ -111,7 +111,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
-    """Count releases that repeat earlier noise, and add 1 to the count if a noise seed is set."""
+    """Count releases that repeat earlier noise. Add 1 if the settings contain a noise seed."""
     # Whole releases are compared, because a few values may coincide by chance.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]

@@ -125,7 +125,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A command group whose commands are the reader scripts, each called by its name or path."""
+    """A command group in which every reader script, given by name or path, is a command."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.scripts.names(), *super().list_commands(ctx)]

@@ -43,8 +43,8 @@ _SETTINGS: dict[str, type[Settings]] = {
 def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
-    The tables show the library's defaults. A run, like dpfact audit, takes its defaults from the
-    Flower App's config. A last line lists settings whose defaults there differ from the library's.
+    The tables show the library's defaults. Runs and dpfact audit use the defaults in the Flower
+    App's config. A last line lists any settings for which the App has another default.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():

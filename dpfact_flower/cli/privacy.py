@@ -270,7 +270,7 @@ def restore(
     folder: opt.Folder,
     noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
-    """Restore a lost ledger from a backup that contains the last head in the site's log.
+    """Restore a lost ledger from a backup, checked against the last head in the site's log.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
     never replaced. A backup with missing rows is refused, because the rows' cost would be lost.
@@ -350,7 +350,7 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
 
 
 def _replacing(guarantee: Guarantee) -> str:
-    """Return a new line with the bracketed epsilon for replacing a record, or "" if it is None."""
+    """Return the epsilon for replacing a record, in brackets on a new line, or "" if none."""
     from dpfact_flower.privacy import rounded_up
 
     epsilon = guarantee.headline.replacing

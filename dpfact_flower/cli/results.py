@@ -157,13 +157,13 @@ def review(
 ) -> None:  # fmt: skip
     """Check a phenotype against charts at the hospital: make a sheet, then count the verdicts.
 
-    With --data and --phenotype, the command writes STEM.csv (a sheet for a clinician's verdicts),
-    STEM.html (instructions) and STEM.key.json (the patients' scores). The sheet lists the patients
+    With --data and --phenotype, the command writes a sheet for a clinician's verdicts (STEM.csv),
+    instructions (STEM.html) and the patients' scores (STEM.key.json). The sheet lists the patients
     in random order. No privacy guarantee covers the three files: keep the files at the hospital.
 
     With --read STEM.csv, the command counts the verdicts, records the sheet's decision (keep, drop
-    or name) in RUN/names.toml, and rewrites the report. It also records the rounded share of
-    confirmed charts in each half (see --patients), if the half has ten or more verdicts.
+    or name) in RUN/names.toml, and rewrites the report. For each half of the charts that has ten or
+    more verdicts, the command also records the rounded share of confirmed charts.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
@@ -225,7 +225,7 @@ def survey(
     answers. All three files are made from the model and are as public as the model.
 
     With --read ANSWERS.csv, the command compares the answers with STEM.key.json. It prints each
-    reader's accuracy and Cohen's kappa. It also prints the kappa between any two readers.
+    reader's accuracy and Cohen's kappa. It also prints the kappa of each pair of readers.
     """
     from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey
 

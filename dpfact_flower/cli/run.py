@@ -72,7 +72,7 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    Call flwr run with a temporary SuperLink. Except for noise, the result is that of dpfact run.
+    Call flwr run with a temporary SuperLink. Except for noise, dpfact run gives the same result.
     """
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:

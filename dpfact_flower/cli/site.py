@@ -47,7 +47,7 @@ def site_init(
     port: opt.Port = 9200,
     settings: opt.Set = None,
 ) -> None:
-    """Write and check a hospital's key, shared secret, settings, copied data and systemd units.
+    """Write and check a hospital's key, shared secret, settings, data and systemd units.
 
     NAME is the hospital's public name. By default, the hospital takes part only in runs with the
     setting privacy=patient, and sends each reply 60 s or more after the request. To change a site
@@ -159,8 +159,8 @@ def metrics(config: opt.Config) -> None:
 def site_close(config: opt.Config) -> None:
     """Close all runs at this site, so that the site refuses further rounds of these runs.
 
-    Always close all runs before you replace the site's data. A refusal of an open run's next
-    round would reveal the change to the server. Run this as the user who runs dpfact site answer.
+    Always close all runs before you replace the site's data. A later refusal in an open run would
+    tell the server that the data has changed. Run this as the user who runs dpfact site answer.
     """
     from dpfact_flower.site.hospital import read_site_settings, site_folder
     from dpfact_flower.site.store import close_jobs

@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, whose README
 lists the sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's system.
-In each mode, all codes without a prefix are assigned to one system, which must have names for at
-least 80 % of these codes. Dots in codes are ignored.
+Within a mode, all codes without a prefix get the same system, if the system has names for at least
+80 % of these codes. Dots in codes are ignored.
 
 In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count codes that have a name. Skip short procedure codes, as they may be a hospital's own."""
+    """Count codes with names, except short procedure codes, which may be a hospital's own codes."""
     table = names_of(system)
     if system == "icd10cm":  # names do not cover the seventh character
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)

@@ -259,7 +259,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>`` of events with listed codes. Omit any that `window` ignores."""
+    """Create ``mode_<n>``: events with a listed code and the time or encounter `window` needs."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

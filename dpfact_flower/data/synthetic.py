@@ -55,12 +55,12 @@ class SyntheticSettings:
 
     `modes` lists the feature modes, each as ``name:codes:mean`` (mean number of codes per window).
     `shares` contains each site's share of the patients. `phenotypes` is the number of planted
-    phenotypes. `local` is the share of phenotypes that exist at only one site. `distinct` is
-    the number of the site that lacks most of the shared phenotypes, or 0 for no site. `active` is
-    the mean number of active phenotypes per patient (no patient has more than 4). `windows` is the
-    mean number of windows per active phenotype. `repeats` is the mean number of times that a window
-    occurs with the same codes. `dispersion` is the variance of the patients' relative visit rates,
-    which have mean 1. `background` is the chance that a window's code is drawn from all codes, not
+    phenotypes. `local` is the share of phenotypes that exist at only one site. `distinct` is the
+    number of the site that lacks most of the shared phenotypes, or 0 for no site. `active` is the
+    mean number of active phenotypes per patient (no patient has more than 4). `windows` is the mean
+    number of windows per active phenotype. `repeats` is the mean number of times that a window's
+    codes occur, as in repeat visits. `dispersion` is the variance of the patients' relative visit
+    rates, which have mean 1. `background` is the chance that a code is drawn from all codes, not
     from the phenotype's codes. `mortality` is the share of patients who die in hospital.
     """
 

@@ -197,7 +197,7 @@ class Table(NamedTuple):
     lists the distinct, non-blank values of the columns ``code_1``, ``code_2``, ... Only rows that
     meet the SQL condition `where` are read. In SQLAlchemy databases, rows must also meet the SQL
     condition `there`, in which ``$schema`` is the table's schema. If `null_words` is true, texts
-    such as ``nan`` become NULL. Parquet and `Rows` may have fractions only in the `floats` columns.
+    such as ``nan`` become NULL. In Parquet and `Rows`, only columns in `floats` may have fractions.
     """
 
     name: str
@@ -263,9 +263,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. After either,
-    DuckDB reads a copy of the file in which all lines end in LF. Files in UTF-16 or Windows-1252
-    are always read from a copy in UTF-8.
+    If a file mixes LF and CRLF line endings, DuckDB may fail or reject correct lines. After a
+    failure or a rejected line, DuckDB reads a copy in which all lines end in LF. Files in UTF-16 or
+    Windows-1252 are always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -425,7 +425,7 @@ def refuse_rows(
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
-    """Return SQL that reads a CSV file, and a dict from column names to SQL expressions."""
+    """Return SQL that reads a CSV file, and an SQL expression for each column of the file."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
     encoding = "latin-1" if dialect.encoding == "latin-1" else "utf-8"  # see `_run_csv`

@@ -128,9 +128,9 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes, in the file's order.
 
     A ``.json`` file contains a list of codes, or a saved `Vocabulary` with this `name`. A ``.csv``
-    file has a column ``code`` and, optionally, ``description``. MIMIC's names (``icd9_code`` or
-    ``icd_code``, and ``long_title``) are allowed. Column names are not case-sensitive. Other
-    files are text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
+    file has the column ``code`` (or MIMIC's ``icd9_code`` or ``icd_code``) and optionally
+    ``description`` (or MIMIC's ``long_title``). Column names are not case-sensitive. Any other file
+    is text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
     text = read_text(path)

@@ -142,8 +142,8 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return each phenotype's probability of being absent from a noiseless fit to other patients.
 
     See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The
-    probability is at least one half for a phenotype that may merely list frequent codes (see
-    `_CLEAR`). If `cells` exceeds `_MANY_CELLS`, it is at least one half for `alike` phenotypes too.
+    probability is at least one half if a phenotype's codes may be merely frequent (see `_CLEAR`).
+    If `cells` exceeds `_MANY_CELLS`, the same limit holds for phenotypes that are `alike`.
     """
     with one_blas_thread:  # sums must not depend on the machine
         similarities = _similarities(factors, fits)
@@ -162,7 +162,7 @@ def _chance(similarity: Floats) -> Floats:
 
 
 def _for_share(chance: Floats) -> Floats:
-    """Increase all chances of absence if many phenotypes seem absent (Saerens et al., 2002)."""
+    """Raise all chances of absence if many phenotypes seem to be absent (Saerens et al., 2002)."""
     odds, share = chance / (1 - chance) * (1 - _USUAL) / _USUAL, _USUAL
     for _ in range(1000):
         corrected = odds * share / (1 - share + odds * share)

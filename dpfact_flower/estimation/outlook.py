@@ -1,7 +1,7 @@
 """Forecast the outcome, memory and traffic of a run in patient mode, from public facts.
 
 The test of docs/results.md compares models of a real cohort with models of shuffled patients. The
-forecast is the chance that all models of the real cohort pass this test.
+forecast is the chance that all models of the real cohort beat every model of shuffled patients.
 This chance depends only on the run's strength (see `chance_of`).
 """
 
@@ -36,7 +36,7 @@ class Lever(NamedTuple):
     """A quantity that could be changed to improve the forecast.
 
     `good` is the value that would make the forecast's verdict good, or 0 if no value suffices.
-    `chance` is the forecast after halving (for `rank` and `codes`) or doubling the quantity.
+    `chance` is the forecast chance if the quantity is doubled (or, for `rank` and `codes`, halved).
     """
 
     name: Quantity
@@ -45,7 +45,7 @@ class Lever(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text of `good`. Ranks and codes are exact. Others are rounded up, with two digits."""
+        """The value of `good` as text: exact for ranks and codes, else rounded up to two digits."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -56,7 +56,7 @@ class Lever(NamedTuple):
 class Outlook(NamedTuple):
     """The forecast for a plan, computed from public facts alone. Unknown numbers are NaN.
 
-    `sentence` gives the verdict and the changes that would help. `signal` is the co-occurrences'
+    `sentence` gives the verdict and the changes that would help. `signal` is the start's
     signal-to-noise ratio (`Facts.start_signal`). `levers` starts with the most helpful change.
     """
 

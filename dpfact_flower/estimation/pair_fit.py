@@ -140,7 +140,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Write one row of `products`, after `change`, to `out`, summed over sites with weights `d`."""
+    """Write one row of `products` to `out`, updated by `change` and summed by usage over sites."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

@@ -64,8 +64,8 @@ class Start:
     """A run's first factors, which are non-negative and have columns of norm 1.
 
     `stacked` contains the factors before scaling. Off the diagonal, site t's co-occurrence matrix
-    approximately equals ``stacked diag(usage[t]) stacked.T``. With more than `MOST_SEPARATE` sites,
-    each row of `usage` belongs to a group of sites.
+    is about ``stacked diag(usage[t]) stacked.T``. With more than `MOST_SEPARATE` sites, each row of
+    `usage` belongs to a group of sites.
     """
 
     factors: Factors
@@ -127,7 +127,7 @@ def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Float
 def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
 ) -> Model:
-    """Fit candidates to one noisy copy of `packed`. Return the best for a second noisy copy."""
+    """Fit candidates to one noisy copy of `packed`. Return the one that best fits another copy."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = matrices_of([own + _SPLIT * z], codes)[:, 0]

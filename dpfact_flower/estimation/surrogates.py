@@ -42,9 +42,9 @@ def surrogates_of(
 ) -> SparseTensor | None:  # fmt: skip
     """Draw surrogate patients, or return None if a fit to surrogate patients would not help.
 
-    Return None if there is only one mode, or if no cell was drawn. Unless `any_cells` is true, also
-    return None if patients have too many codes. `start` was computed from `releases`, which have
-    noise of standard deviation `sigma`.
+    None is returned if patients have too many codes (unless `any_cells` is true), if there is only
+    one mode, or if no cell was drawn. `start` was computed from `releases`, which have noise of
+    standard deviation `sigma`.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # a single mode does not show how many codes a patient has

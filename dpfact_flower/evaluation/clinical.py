@@ -104,7 +104,7 @@ class ClinicalMeasures:
 
 
 def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
-    """Return a model's clinical measures, one for each of the `classifications` of its codes."""
+    """Return the model's clinical measures for each classification of the model's codes."""
     factors = tuple(unit_columns(factor.astype(np.float64)) for factor in model.factors)
     lists = model.vocabularies
     return tuple(_measured(factors, lists, groups) for groups in classifications(lists))
@@ -184,7 +184,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC for predicting, from their weights' cosine, whether two codes share a group.
+    """Return the AUC with which the cosine of two codes' weights predicts a shared group.
 
     The codes may be from different modes. The columns of `features` must have norm 1.
     """

@@ -143,11 +143,11 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with a label (0/1, no/yes or false/true) or with a site for each patient.
+    """A table with one label (0 or 1, no or yes, false or true) or one site for each patient.
 
     `column` names the column of labels (default: the label's name) or of sites (default: ``site``).
     `patient` defaults to the patient column of the event tables. Patients absent from a table of
-    labels get the label in `missing` (0 or 1). If `missing` is empty, absence is an error.
+    labels get the label in `missing` (0 or 1). If `missing` is empty, such patients cause an error.
     """
 
     file: TableSource

@@ -38,7 +38,7 @@ def read_events(
     maps the standard column names, including ``mode`` and ``site``, to the frames' own names, as in
     ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
     labels other than ``died``, pass a dict from label names to frames. Each frame has the column
-    ``patient`` and a column named like the label. `event_tables` explains the other arguments.
+    ``patient`` and a column named after the label. `event_tables` explains the other arguments.
     """
     roles = {role: str(name) for role, name in dict(columns or {}).items()}
     renamed = {role: roles.pop(role).strip() for role in (MODE, SITE) if role in roles}

@@ -5,18 +5,18 @@ statements after the header in order. Each statement ends with a semicolon at th
 directive (a comment above a statement) determines how the statement is used.
 
 ``-- @load FILE`` needs a ``CREATE TABLE`` statement. The new table is filled from the source's
-table ``FILE``. Values that do not have the column's type are rejected. If identifiers are missing,
-pandas writes the others as ``17.0``. Such text is rejected in ``VARCHAR`` columns whose name ends
-in ``id``. Words such as ``NULL`` mean missing values. A ``NOT NULL`` column rejects missing values,
-and ``UNIQUE`` rejects duplicates. The source may lack a column that is declared with ``DEFAULT
-NULL``. A column ``code`` of type ``VARCHAR[]`` lists the distinct values of the source's columns
-``code_1``, ``code_2`` and so on. A star in ``FILE`` matches any text. All tables that match are
-combined, and the column ``part`` contains the matched text.
+table ``FILE``. Values that do not have the column's type are rejected. If a ``VARCHAR`` column's
+name ends in ``id``, numbers like ``17.0`` are rejected too, because pandas writes identifiers in
+this form if some identifiers are missing. Words such as ``NULL`` mean missing values. A ``NOT
+NULL`` column rejects missing values, and ``UNIQUE`` rejects duplicates. The source may lack a
+column that is declared with ``DEFAULT NULL``. A column ``code`` of type ``VARCHAR[]`` lists the
+distinct values of the source's columns ``code_1``, ``code_2`` and so on. A star in ``FILE`` matches
+any text. All tables that match are combined, and the column ``part`` contains the matched text.
 
 Below ``@load``, ``-- @where SQL`` keeps rows that meet an SQL condition, in which all columns are
-text. ``-- @there SQL`` is a condition that rows must meet before an SQLAlchemy database sends them.
-This condition may contain no placeholder but ``$schema``. With ``-- @optional CONSEQUENCE``, the
-table stays empty if the source lacks ``FILE``, and the read report states the consequence.
+text. With ``-- @there SQL``, an SQLAlchemy database sends only rows that meet an SQL condition, in
+which ``$schema`` is the only placeholder. With ``-- @optional CONSEQUENCE``, the table stays empty
+if the source lacks ``FILE``, and the read report states the consequence.
 
 ``-- @names SYSTEM`` needs a ``CREATE TABLE`` statement. The table is filled with the codes and
 names of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs
@@ -24,10 +24,10 @@ a query that returns table names and counts, which are reported as WHAT. ``-- @r
 needs a query that returns table names and the number of each table's wrong rows. If a row is wrong,
 reading fails, and the error states the requirement.
 
-``-- @events`` needs a query that returns mode, patient, code, and whichever of encounter and time
-the window needs. The column time has dates, timestamps, or minutes since an origin of your choice.
-After ``@events``, the table ``people`` contains all patients who have events. ``-- @describe``
-needs a query that returns mode, code and description.
+``-- @events`` needs a query that returns mode, patient, code and, if the window needs these
+columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After
+``@events``, the table ``people`` contains all patients who have events. ``-- @describe`` needs a
+query that returns mode, code and description.
 
 ``-- @patients`` needs a query that returns patient and site, with one row per patient.
 ``-- @label NAME`` needs a query that returns the patients whose label is 1. ``-- @stays`` needs a
@@ -36,9 +36,9 @@ query that returns one row per hospital stay, with the columns patient, begun an
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
 false, the table stays empty or the label is left out. A placeholder such as ``$by`` is replaced
-with an option's value. ``$name`` is the name of the site, or of a cohort of several sites. Other
-placeholders are ``$source``, ``$file`` (the source's file name) and ``$tables`` (the source's table
-names in lower case). If ``FILE`` has a star, a condition may contain ``$part`` (the matched text).
+with an option's value. Other placeholders are ``$name`` (the site's or cohort's name), ``$source``,
+``$file`` (the source's file name) and ``$tables`` (the source's table names in lower case). If
+``FILE`` has a star, a condition may contain ``$part`` (the matched text).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Script:
 
     `modes` maps the feature modes, in the tensor's order, to the number of codes to keep (0: all).
     If an option has the same name as a mode, the mode is used only if the option is true. `window`
-    is the rule for combining events: a maximum number of days (``days``), one encounter
+    is the rule for combining events: a maximum distance in days (``days``), one encounter
     (``encounter``), or both (``days in encounter``). `source` is ``tables`` or, for one text file,
     ``lines``. The file's lines become the table ``lines`` with the columns ``number`` and ``line``.
     `folders` names subfolders that may contain tables. If `named` is true, the user must name the
