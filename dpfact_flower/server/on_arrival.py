@@ -1,9 +1,9 @@
 """Coordinate asynchronous runs (modes "none" and "paper"), where each reply updates the model.
 
-The first round, and all rounds that compute the initial factors (the start), are synchronous. In
-asynchronous rounds, each reply replaces its site's previous reply, and the model is updated from
-all sites' latest replies. A site gains no weight by answering more often. A reply has full weight
-for two rounds. An older reply has weight ``1 / (age - 1)``, with the age in rounds. The formula is
+Round 1 is synchronous, and so are all rounds that compute the initial factors. In asynchronous
+rounds, each reply replaces its site's previous reply, and the model is updated from all sites'
+latest replies. A site gains no weight by answering more often. A reply has full weight for two
+rounds. An older reply has weight ``1 / (age - 1)``, with the age in rounds. The formula is
 FedAsync's hinge function (Xie, Koyejo and Gupta 2019, https://arxiv.org/abs/1903.03934).
 
 Each reply belongs to a round, because sites plan their budgets per round. A round ends when more
@@ -82,7 +82,7 @@ class OnArrival(Coordinator):
 
     @property
     def asked_rounds(self) -> int:
-        """See `Coordinator.asked_rounds`. A site may be asked for a round ahead of the others."""
+        """See `Coordinator.asked_rounds`. A site may be one round ahead of the current round."""
         return max([self.finished_rounds, *(site.round for site in self._sites.values())])
 
     @property
@@ -171,7 +171,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site would accept at least one request."""
+        """Return preflight requests, so that each unfinished site accepts at least one of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

@@ -91,7 +91,7 @@ class PatientRule(ServerRule):
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple if no factors have been computed yet.
 
-        If `auto_rank` lowered the rank, columns of zeros are added up to the requested rank.
+        If `auto_rank` lowered the rank, columns of zeros are appended up to the requested rank.
         """
         if not self._started:
             return ()
@@ -103,7 +103,7 @@ class PatientRule(ServerRule):
         return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each site group's usage of each phenotype, with errors, or None if not needed."""
+        """Return `RoundRequest.usages` if a refinement needs it for the ridge penalty, or None."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -192,7 +192,7 @@ class PatientRule(ServerRule):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
+        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self.factors, self._halves, self._cells)

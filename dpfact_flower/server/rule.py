@@ -31,11 +31,11 @@ class ServerRule(ABC):
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Estimated probability that each phenotype is a false discovery, or () if unknown."""
+        """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
         return ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each site group's usage of each phenotype, with errors, or None if not needed."""
+        """Return the value of `RoundRequest.usages` for a round, or None to send no usages."""
         return None
 
     def arrive(
@@ -57,7 +57,7 @@ class ServerRule(ABC):
         """Return the events for which a site is charged if the site answers a round."""
 
     def check_sites(self, sites: int) -> None:  # noqa: B027 - most rules suit any number
-        """Log warnings or raise an error if `sites` sites do not suit the run."""
+        """Log a warning or raise an error if the number of sites does not suit the run."""
 
     @abstractmethod
     def needs_quorum(self, round_number: int) -> bool:

@@ -23,7 +23,7 @@ Cost = Callable[[Sequence[int]], float | None]
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """The status of one site, named ``node N`` if its name is unknown.
+    """The status of one site. If the site's name is unknown, `name` is ``node N``.
 
     `last_seen` gives the end time of the latest round with a usable reply. `unused` counts charged
     replies that did not change the model, and `failed` counts rounds without a usable reply.
@@ -42,7 +42,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. `missed` lists answered rounds that missed the quorum or the sum."""
+    """A run's status. `missed` lists answered rounds with too few replies or with a failed sum."""
 
     job: str
     privacy: str

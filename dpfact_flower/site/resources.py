@@ -49,10 +49,9 @@ def bytes_to_reserve(
     """Compute, without using patients' data, how many bytes to reserve for the rest of a run.
 
     The free disk space depends on the size of the patients' file. If larger runs reserved more
-    space, a server could measure the free space with preflights for runs of different sizes. All
-    runs with noise and a built-in federation rule therefore reserve the same space (`largest_run`).
-    If a run with a custom rule needs more space, the reserved space is quadrupled as often as
-    necessary.
+    space, a server could measure the free space with preflights for runs of different sizes. With a
+    built-in rule, all runs with noise therefore reserve the same space (`largest_run`). If a run
+    with a custom rule needs more space, the reserved space is quadrupled as often as necessary.
     """
     if not events:
         return _LEAST_BYTES
@@ -80,7 +79,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(stack: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space until `stack` closes, and return a function that frees it earlier."""
+    """Reserve disk space until `stack` closes. The returned function frees the space earlier."""
     try:
         return stack.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

@@ -41,7 +41,7 @@ class SecureRound:
     """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
     `job` contains this site's key for the job. `question` identifies the sum, and is None in the
-    stage `keys`. `state` is the state stored with the round's last masked vector, if there is one.
+    stage `keys`. `state` is what the site stored with its last answer in this round, or None.
     """
 
     keyring: "Keyring"
@@ -153,7 +153,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
 class _Files:
     """The files that contain a job's secrets.
 
-    A new key is stored in a file that all jobs share, and is replaced by the next job's new key.
+    A job's new key is stored in a file that all jobs share. The next job's new key overwrites it.
     The key is moved to the job's folder when the site computes its first masked vector in the job.
     If each new key had its own file, a server could fill the disk by requesting keys for new jobs.
     """

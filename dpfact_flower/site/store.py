@@ -1,4 +1,4 @@
-"""Read and write the files that a site keeps between a job's rounds, except the ledger.
+"""Read and write the files that a site keeps in a job's folder between rounds.
 
 Each round's file contains the site's factors as they were before noise was added. The site writes a
 round's file, then adds the round's row to the ledger, and then deletes the previous round's file.
@@ -88,7 +88,7 @@ class JobFolder:
 
 
 class SiteStore(JobFolder):
-    """A job's folder, which refuses to read files made from data with another `fingerprint`."""
+    """A job's folder. An npz file is read only if it was written for the given `fingerprint`."""
 
     def __init__(self, site: Path, job: str, fingerprint: str, *, durable: bool = True) -> None:
         super().__init__(site, job, durable=durable)
@@ -145,7 +145,7 @@ class SiteStore(JobFolder):
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read a file that `_write` wrote. Errors about a damaged file end with `way_out`."""
+        """Read a file that `_write` wrote. `way_out` is the advice in errors about damage."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -190,7 +190,7 @@ def close_jobs(folder: Path) -> int:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether `folder` must contain a ledger, because a job has started there."""
+    """Return whether a job has started in `folder`, which must then contain a ledger."""
     if not folder.exists():
         return False
     return noted_head(folder / LEDGER) is not None or any(p.is_dir() for p in folder.iterdir())

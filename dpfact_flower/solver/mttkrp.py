@@ -160,7 +160,7 @@ def _contract(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
-    """Add fibres `first` to `end - 1` to the MTTKRP in `out`, for a mode other than the last."""
+    """For a mode before the last, add the MTTKRP of fibres `first` to `end - 1` to `out`."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)

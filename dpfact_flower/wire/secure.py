@@ -27,8 +27,8 @@ class SecureStage:
 
     If a site drops out, the server makes a new `attempt` with fewer sites. `members` lists all
     sites that sent keys, sorted by name. `asked` lists all sites in the stage `keys`, and the
-    attempt's sites in the stages `sum` and `open`. In the stage `open`, `sealed` maps other sites'
-    names to encrypted shares of those sites' secrets.
+    attempt's sites in the stages `sum` and `open`. In the stage `open`, `sealed` maps each other
+    site's name to a share of its secret, encrypted for the receiver of the request.
     """
 
     stage: Stage
@@ -77,7 +77,7 @@ class SecureStage:
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
-    """Serialise encrypted shares, keyed by receiver, for a reply."""
+    """Serialise shares for a reply, given a mapping from other sites' names to shares."""
     return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
 
 

@@ -50,8 +50,8 @@ class Step:
     `gamma` is the elastic weight. Visits to non-zero cells also pull feature rows towards the
     anchors. `clip` limits the 2-norm of a row's gradient step to eta * clip, but does not limit the
     elastic pull. If `clip` is 0, steps are not limited. `floor` is the smallest value allowed in a
-    factor: 0 or minus infinity. For patients' rows, the step size is multiplied by the factor
-    `patients`, and the limit is multiplied by the square root of this factor.
+    factor: 0 or minus infinity. For patients' rows, the step size is multiplied by `patients`, and
+    the limit that `clip` sets is multiplied by the square root of `patients`.
     """
 
     eta: float
