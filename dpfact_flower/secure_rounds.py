@@ -102,7 +102,7 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish a round's secure sum, given the replies to the round's first request.
 
-        Return the sites' replies (without arrays), the failures, and one total per group of sites.
+        Return three lists: replies without arrays, failures, and a total for each group of sites.
         If the sum fails, there are no totals, and the replies name all sites that spent budget.
         """
         assert self.current is not None

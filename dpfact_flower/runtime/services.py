@@ -1,7 +1,7 @@
 """Run Flower's SuperLink or SuperNode as a service (`dpfact superlink`, `dpfact site connect`).
 
-A SuperLink exits when its helper process ends. A SuperNode exits when one of its threads fails. In
-both cases, systemd restarts the service.
+A SuperLink exits when its helper process ends, and a SuperNode when one of its threads fails, so
+that systemd restarts the service.
 """
 
 import argparse

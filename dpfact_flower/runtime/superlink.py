@@ -1,11 +1,11 @@
-"""Submit runs to a SuperLink, and follow each run until it ends. Start a SuperLink on this machine.
+"""Submit a run to a SuperLink, follow the run and get its outcome, or start a local SuperLink.
 
 `flwr run` exits with code 0 even if the run fails. If the ServerApp is killed, the run's log ends
 at once, but the SuperLink reports the failure only a minute later. `Connection` therefore requests
 the run's state repeatedly until the run has ended.
 
-`local_superlink` starts a SuperLink that exits with this process. A SuperLink started by `flwr run`
-outlives the run, and later runs use that SuperLink's folder and environment.
+Without a SuperLink, `flwr run` starts one that outlives the run, and later runs use its folder and
+environment. `local_superlink` starts a SuperLink that exits with this process.
 """
 
 import json
@@ -239,7 +239,7 @@ class SuperLink(Connection):
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor. A thread gives each line written to the descriptor to `follower`."""
+    """Yield a file descriptor for writing. A thread passes each written line to `follower`."""
     read, write = os.pipe()
 
     def follow() -> None:

@@ -47,7 +47,7 @@ _FETCH_SECONDS = 120.0
 
 
 class OwnSuperNode:
-    """A SuperNode's address. Requests fail if another user's process visibly listens there.
+    """A SuperNode's address, not used if another user's process is seen to listen there.
 
     A SuperNode does not prove its identity. While the SuperNode is down, another user's process
     could bind the port and spend the hospital's privacy budget with forged messages. `intercept`

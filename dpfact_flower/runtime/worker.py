@@ -52,7 +52,7 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its `Context`, and twice the message's size in bytes."""
+    """Return a message, its `Context`, and the total bytes of two copies of the message."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -108,8 +108,8 @@ class Answering:
     def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Send `question` to a new process, and return the parts of its output (see `main`).
 
-        Do not wait until the process exits. Waiting would delay the reply by the time for freeing
-        memory, which depends on patients' data. The next call waits until the old process exits.
+        Do not wait until the process exits. The time to free its memory depends on patients' data,
+        and would delay the reply. The next call waits until the old process has exited.
         """
         if self._last is not None:
             self._last.wait()

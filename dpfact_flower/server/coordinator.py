@@ -156,11 +156,11 @@ class Coordinator:
             self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return for how many seconds to wait for replies (infinity: until the round's time limit).
+        """Return how many seconds a round waits, or infinity if it waits until its time limit.
 
-        If `grace` is set, wait for `grace` plus the longest time that an earlier round took to
-        reach its quorum. Wait until the round's time limit if no earlier round reached its quorum,
-        or if later rounds need the round's result.
+        If `grace` is set, a round waits for `grace` plus the longest time that an earlier round
+        took to reach its quorum. A round waits until its time limit if no earlier round reached
+        its quorum, or if later rounds need the round's result.
         """
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
         if not self.run.grace or not slowest or self.rule.needs_quorum(round_number):
@@ -221,7 +221,7 @@ class Coordinator:
         return record
 
     def _check_may_miss(self, record: RoundRecord, *, sum_failed: bool) -> None:
-        """Raise a `QuorumError` for a round without a result if later rounds need the result."""
+        """Raise a `QuorumError` if later rounds need the result of a round that has none."""
         short = f"{len(record.sites)} usable replies, the quorum is {self.run.min_sites}"
         advice = "once the sites are back, or with a lower min-sites"
         if sum_failed:
@@ -267,7 +267,7 @@ class Coordinator:
         }
 
     def _as_begun(self, identity: Mapping[str, Any]) -> int:
-        """Restore the planned privacy settings from `identity`, and return the number of sites."""
+        """Use the values that were planned when the run began, and return its number of sites."""
         given, default = self._given_privacy, PrivacySettings()
         began = PrivacySettings.from_config(identity)
         if given.secure_sums != began.secure_sums:  # `_continue` refuses the run
@@ -290,7 +290,7 @@ class Coordinator:
         self.rule.restore(arrays)
 
     def _continue(self, checkpoint: Checkpoint, folder: Path) -> None:
-        """Continue a checkpoint's run. Refuse a checkpoint with other settings than this run's."""
+        """Continue a checkpoint's run. Refuse a run with other settings."""
         path, stored = folder / CHECKPOINT, checkpoint.identity
         self.run = replace(self.run, job=self.run.job or stored["job"])
         expected = self._identity()

@@ -126,9 +126,8 @@ class ElasticRule(ServerRule):
     def _pull(self, replies: Sequence[SiteReply], shares: Sequence[float] = ()) -> None:
         """Pull the global factors towards the mean of the sites' factors, weighted by `shares`.
 
-        An asynchronous round has one call per reply. These calls together move the factors as far
-        as the one call of a synchronous round. Each call covers the same fraction of the remaining
-        distance to the mean.
+        In an asynchronous round, the calls for all replies together move the factors as far as one
+        call would. Each call covers the same fraction of the remaining distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -177,10 +176,10 @@ class ElasticRule(ServerRule):
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return the sites' weights for each phenotype, as an array of shape (sites, phenotypes).
 
-        Before normalisation, a weight is a sum: the curvature of the site's error, plus the elastic
-        pull times the site's mean curvature over phenotypes. The site's solver divides a
-        phenotype's gradient by the same sum. The weighted mean undoes this division, so the factors
-        move along the sum of the sites' gradients to a minimum of the pooled error.
+        Before normalisation, a weight is the curvature of the site's error plus a constant. The
+        constant is the elastic pull times the site's mean curvature over phenotypes. The site's
+        solver divides a phenotype's gradient by the same weight. The weighted mean of the sites'
+        factors therefore follows the sum of the sites' gradients to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))

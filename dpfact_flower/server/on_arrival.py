@@ -171,7 +171,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests, so that each unfinished site accepts at least one of them."""
+        """Return preflight requests. Each unfinished site would accept at least one request."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

@@ -22,7 +22,7 @@ from dpfact_flower.wire.secure import SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
-    """An attempt at a sum. `opened` is true once the server asks for secrets to remove masks."""
+    """An attempt at a round's sum. `opened` is true once the server asks for unmasking secrets."""
 
     round: int
     number: int
@@ -34,8 +34,8 @@ class SecureSum:
     """One round's secure sum: the attempts, the sites' unmasking secrets and the total.
 
     `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
-    newest attempt. After a crash, the server usually begins a new attempt with all sites. If no
-    dropouts are allowed, or secrets were requested, the server repeats the newest attempt.
+    newest attempt. After a crash, the server usually begins a new attempt with all sites. If it had
+    already requested secrets, or if no dropouts are allowed, the server repeats the newest attempt.
     """
 
     def __init__(

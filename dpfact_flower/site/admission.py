@@ -104,7 +104,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the ledger row of an answer to this request that can be sent again, or None."""
+    """Return the row of an earlier answer to this request, or None if none can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             # A release whose bytes are not kept can be rebuilt only until the job's next round.
@@ -238,7 +238,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger if a site outside `hospital.beside` has a ledger in the state-dir."""
+    """Refuse a new ledger if the state-dir holds the ledger of a site not in `hospital.beside`."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

@@ -231,7 +231,7 @@ def _check_charged(ledger: Ledger, row: LedgerRow, release: Release | Share) -> 
 
 
 def compute(admission: Admitted, data: SiteData, kept: JobState) -> RoundOutcome:
-    """Run a round. Refuse a release that costs more than the total of `admission.announced`."""
+    """Run a round. Refuse a release that costs more than was announced for all remaining rounds."""
     announced, outcome = admission.announced, admission.work.run(data, kept)
     spent = outcome.release.events
     units, known = ({(e.unit, e.neighbours) for e in events} for events in (spent, announced))

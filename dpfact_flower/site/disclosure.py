@@ -42,7 +42,7 @@ def log_privately(site: str, error: Exception) -> str:
 
 
 def public_reason(error: BaseException) -> str:
-    """Return a text with the error's code. No other text about the error may leave the site."""
+    """Return a message with the error's code. No other text about the error may leave the site."""
     code = error.code if isinstance(error, DPFactError) else "internal"
     return f"{CODE_PREFIX}{code} (details are in the site's own log)"
 

@@ -97,9 +97,9 @@ def initial_state(
     With a relative elastic weight, a site starts from the global factors, because its own factors
     could overfit. With the DPFact paper's elastic weight, the site starts from its own factors.
 
-    If `kept` is None, a new patient factor is made. With a relative weight after round 1, the
-    factor is fitted to the data. Otherwise, a random factor is scaled. The scale gives model and
-    data the same norm (paper's weight), or minimises the error (relative weight).
+    If `kept` is None, a new patient factor is made. With the paper's weight, a random factor is
+    scaled to give the model the norm of the data. With a relative weight, a random factor is scaled
+    to minimise the error in round 1, and the factor is fitted to the data in later rounds.
     """
     relative = request.solver.is_relative
     if kept is not None:

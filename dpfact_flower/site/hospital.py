@@ -55,7 +55,7 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def job_folder(self, job: str) -> JobFolder:
-        """Return a `JobFolder`, which has no method to read files made from patients' data."""
+        """Return a job's `JobFolder`, which cannot read files made from patients' data."""
         return JobFolder(self.folder, job, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str) -> SiteStore:

@@ -82,7 +82,7 @@ class PatientRound(RoundWork):
         )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """Estimate how common each phenotype is at the site, or in its group in a secure sum."""
+        """Estimate how strongly the site, or its group in a secure sum, uses each phenotype."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]

@@ -79,7 +79,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(stack: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space until `stack` closes. The returned function frees the space earlier."""
+    """Reserve disk space until `stack` closes, and return a function that frees it earlier."""
     try:
         return stack.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

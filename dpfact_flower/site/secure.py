@@ -153,7 +153,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
 class _Files:
     """The files that contain a job's secrets.
 
-    A job's new key is stored in a file that all jobs share. The next job's new key overwrites it.
+    A new key is stored in a file that all jobs share, and is replaced by the next job's new key.
     The key is moved to the job's folder when the site computes its first masked vector in the job.
     If each new key had its own file, a server could fill the disk by requesting keys for new jobs.
     """

@@ -1,4 +1,4 @@
-"""Read and write the files that a site keeps in a job's folder between rounds.
+"""Read and write the files that a site keeps between a job's rounds, except the ledger.
 
 Each round's file contains the site's factors as they were before noise was added. The site writes a
 round's file, then adds the round's row to the ledger, and then deletes the previous round's file.
@@ -145,7 +145,7 @@ class SiteStore(JobFolder):
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read a file that `_write` wrote. `way_out` is the advice in errors about damage."""
+        """Read a file that `_write` wrote. Errors about a damaged file end with `way_out`."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))

@@ -1,13 +1,13 @@
 """Minimise the local objective by exact updates over all cells, without sampling or step sizes.
 
 One iteration updates each factor once. Every update minimises the objective over one column or one
-factor, so the objective never rises. `product` is the MTTKRP of the updated factor's mode. `q` is
-the Hadamard product of the other factors' Gram matrices. `floor` is the smallest value allowed in a
-factor: 0 if factors must be non-negative, and minus infinity otherwise.
+factor, so the objective never rises. Each update uses the MTTKRP of the factor's mode (`product`),
+the Hadamard product of the other factors' Gram matrices (`q`), and the smallest allowed value
+(`floor`). The floor is 0 for non-negative factors, and minus infinity otherwise.
 
-A column of the patients' factor A may become zero. The same columns of the feature factors then
-depend only on the anchors (the global factors), not on the data. A zero column of A stays zero
-unless the norm of the column's gradient exceeds the l2,1 weight (mu).
+If a phenotype's column of the patients' factor A becomes zero, the phenotype's feature columns
+depend only on the anchors (the global factors), and no longer on the data. A zero column of A stays
+zero unless the norm of the column's gradient exceeds the l2,1 weight (mu).
 """
 
 import math
@@ -154,7 +154,7 @@ def update_features(
 
     If `floor` is 0, minimise over one column at a time. If `floor` is minus infinity, compute the
     ridge solution as a correction to `factor`. If the linear system is singular, the correction
-    changes nothing in the system's null space.
+    leaves the part of `factor` in the system's null space unchanged.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -174,10 +174,10 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
     """Reduce the objective, as a function of one factor, in one sweep over the factor's columns.
 
     The objective has curvature `q`, gradient ``-target`` at 0, and an l2,1 penalty with weight
-    `mu`. `columns` is the transposed factor, and is updated in place. `target` is transposed too.
-    All arrays are float32, or all are float64. Each step finds the exact minimum over one column.
-    One matrix product gives the gradients of a panel (a group of columns). Each step then corrects
-    the gradients of the panel's remaining columns.
+    `mu`. `columns` (the factor, updated in place) and `target` are transposed. All arrays are
+    float32, or all are float64. Each step finds the exact minimum over one column. One matrix
+    product gives the gradients of a panel (a group of columns). Each step then corrects the
+    gradients of the panel's remaining columns.
 
     If a diagonal entry of `q` is almost 0, the column has no effect on the model. The column then
     becomes zero if `mu` is positive, and stays unchanged if `mu` is 0.
@@ -193,7 +193,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Update a panel of `descend`. `gradient` is the panel's rows of ``target - q @ columns``."""
+    """Update a panel. `gradient` must contain the panel's rows of ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether this module defines the gradient. numba caches kernels of such losses only."""
+        """Whether this module defines the gradient, so that numba may cache the kernels."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:
@@ -67,7 +67,7 @@ class Loss:
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the total loss, over all cells, of the trivial constant model (see `nothing`)."""
+        """Return the total loss of a model whose value in every cell is ``nothing(mean)``."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

@@ -87,5 +87,5 @@ def curvature(factors: Sequence[Array]) -> float:
 
 
 def group_norm(patients_gram: Array) -> float:
-    """Return the sum of a factor's column norms, as in equation (l21), given its Gram matrix."""
+    """Return the sum of a factor's column norms, equation (l21), given the factor's Gram matrix."""
     return float(np.sqrt(np.diag(patients_gram)).sum())

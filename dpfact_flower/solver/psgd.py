@@ -4,21 +4,21 @@ Every visit to an entry (a non-zero cell) pulls the entry's feature rows towards
 global factors). In the objective of a pass, a row's elastic term is therefore weighted by gamma
 times the number of entries in that row. In the local objective, each elastic term has weight gamma.
 
-The solver accepts a pass if its objective is finite, and if this objective or the local objective
-does not rise. With a positive `clip`, both objectives may rise if the loss does not exceed the loss
-of a trivial constant model (`Loss.of_nothing`). The solver undoes any other pass, and repeats it
-with half the step size. After an accepted pass, the step size grows by 5 %. If the factors are far
-from the anchors, a small step lowers the objective of the pass, but may raise the local objective.
+A pass is undone if both the local objective and the objective of the pass rise, or if the objective
+of the pass is not finite. With a positive `clip`, a pass is accepted despite higher objectives if
+its loss does not exceed a constant model's loss (`Loss.of_nothing`). The solver repeats an undone
+pass with half the step size. After an accepted pass, the step size grows by 5 %. A small step
+lowers the objective of the pass, but may raise the local objective far from the anchors.
 
 For squared errors, the loss over all cells is computed from Gram matrices. For other losses, the
 loss over non-zero cells is computed exactly. Over zero cells, the loss's linear term is computed
 exactly, and its other terms are estimated from a sample that `psgd` draws once.
 
-If `clip` is 0 and the loss is not the squared error, the solver chooses step limits itself.
+If `clip` is 0, the solver limits and scales the steps for losses other than squared errors.
 Gradients of losses with a logarithm are large where the model is close to zero. Each row's step is
-therefore limited to sqrt(eta). An implicit gradient step from a row of zeros, with step size eta,
-has this length. Patients' rows are longer than feature rows and are visited less often. The solver
-therefore lengthens the steps of patients' rows.
+therefore limited to sqrt(eta), the length of an implicit gradient step from 0 with step size eta.
+Patients' rows are longer than feature rows and are visited less often. The solver therefore
+lengthens the steps of patients' rows.
 """
 
 import math
@@ -202,10 +202,10 @@ def _sampled_loss(
 def shrink_columns(A: Array, threshold: float) -> None:
     """Reduce each column's norm by `threshold`, but not below 0, in place.
 
-    The result is the l2,1 norm's proximal operator with parameter `threshold` (equation (an2)).
-    After a gradient step of size eta, the threshold is eta * mu, not mu as in the DPFact paper's
-    equation (prox). For non-negative factors, first set negative entries to 0. The result is then
-    the proximal operator of the penalty plus the non-negativity constraint.
+    The result is the proximal operator of `threshold` times the l2,1 norm, equation (an2). After a
+    gradient step of size eta, the threshold is eta * mu, not mu as in the DPFact paper's equation
+    (prox). For non-negative factors, first set negative entries to 0. The result is then the
+    proximal operator of the penalty plus the non-negativity constraint.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -65,8 +65,8 @@ class Solver:
         """Return gamma, the weight of the local objective's elastic term.
 
         A relative weight is multiplied by the curvature of the loss. If the solver takes gradient
-        steps on squared errors, the weight is also divided by the mean number of visits per row.
-        With gradient steps of size eta, the weight is at most 1 / (2 eta).
+        steps and the loss is squared, the weight is also divided by the mean number of visits per
+        row. With gradient steps of size eta, the weight is at most 1 / (2 eta).
         """
         if not settings.is_relative:
             return settings.gamma
@@ -85,7 +85,7 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Return the mean curvature of a non-zero cell's loss with respect to a feature factor's row.
 
-    The mean over phenotypes assumes that, in each cell, one phenotype alone gives the exact value.
+    The mean over phenotypes assumes that a single phenotype explains each cell exactly.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     slope = np.vectorize(loss.gradient, otypes=[float])  # a gradient takes only numbers

@@ -112,7 +112,7 @@ class CPModel:
         """Return the sums of squared errors in float64, as a slow reference for `solver.mttkrp`.
 
         The error over zero cells is the model's squared norm minus the sum of the squared model
-        values at non-zero cells. This is more accurate than expanding all cells' squared errors.
+        values at non-zero cells. Expanding the squared error over all cells would be less accurate.
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
@@ -209,7 +209,7 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum of cosine products. A
     column of zeros has cosine 0 with every column. Cosines keep their signs, as in the DPFact
-    paper. If the models lack a mode, signs are arbitrary, so compare only non-negative factors.
+    paper. If a mode is missing, signs are arbitrary, so compare only non-negative factors.
 
     The models' modes must have the same sizes, but the ranks may differ.
     """
@@ -217,10 +217,10 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
 
 def chance_cosines(estimate: Factorised, truth: Factorised) -> Floats:
-    """Return the cosine product to expect by chance for each component of `estimate`.
+    """Return the cosine product that each component of `estimate` reaches by chance.
 
-    An artificial component takes each mode from a different component of `truth`. Return the 95th
-    percentile of cosine products in matches with artificial components, or zeros if none exist.
+    The result is the 95th percentile over matches with artificial components, whose modes come from
+    different components of `truth`. If no artificial component exists, return zeros.
     """
     cosines = list(map(column_cosines, *_comparable(estimate, truth)))
     rank, others = cosines[0].shape
@@ -251,9 +251,9 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
     The formula is from the section "Privacy" of the DPFact paper. `match_columns` pairs components.
     A pair's score is the product of its cosines. If both arguments are of type `CPModel`, the score
-    is multiplied by the smaller of the two components' weights, divided by the larger. The FMS is
-    the sum of the scores, divided by the larger rank, so a missing or spurious component counts as
-    0. (pyttb divides the sum of the scores by the smaller rank.)
+    is multiplied by the ratio of the pair's smaller to its larger component weight. The FMS is the
+    sum of the scores, divided by the larger rank, so a missing or spurious component counts as 0.
+    (pyttb divides the sum of the scores by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)

@@ -77,7 +77,7 @@ class SparseTensor:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of all modes except mode 0. All sites have the same sizes."""
+        """Sizes of all modes except mode 0, which are the same at all sites."""
         return self.shape[1:]
 
     @property
@@ -185,7 +185,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return errors on a tensor. If `all_cells` is below `nonzeros`, use `nonzeros` instead."""
+        """Return the errors on a tensor, with `all_cells` increased to at least `nonzeros`."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -292,7 +292,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """If any entry is wrong, raise an error that says how many are wrong and where the first is."""
+    """If entries are wrong, raise an error with their number and the first wrong position."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

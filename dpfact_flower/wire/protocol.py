@@ -56,7 +56,7 @@ class RoundRequest:
     co-occurrences. In round 1 of a run with long code lists, a request without factors asks for
     code counts. `selection` (int32) contains the positions of each mode's selected codes, or is
     empty if all codes are used. `usages` has the shape (slots, 2, phenotypes) and is used in secure
-    sums. For each group of sites (slot) and each phenotype, it contains the estimated usage and the
+    sums. For each slot's group of sites, `usages` contains each phenotype's estimated usage and the
     estimate's standard deviation. `answered` maps each site to the last round that it answered.
     """
 
@@ -224,7 +224,7 @@ def _split(
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Split a request's arrays into factors and selections, and refuse wrong combinations.
 
-    In patient mode, every combination passes here. `site.patient.check_carries` checks it later.
+    In patient mode, `site.patient.check_carries` checks the combination later.
     """
     present = _present(arrays)
     selection = [array for array in present if array.dtype == np.int32]

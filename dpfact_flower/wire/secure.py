@@ -27,8 +27,8 @@ class SecureStage:
 
     If a site drops out, the server makes a new `attempt` with fewer sites. `members` lists all
     sites that sent keys, sorted by name. `asked` lists all sites in the stage `keys`, and the
-    attempt's sites in the stages `sum` and `open`. In the stage `open`, `sealed` maps each other
-    site's name to a share of its secret, encrypted for the receiver of the request.
+    attempt's sites in the stages `sum` and `open`. In the stage `open`, `sealed` maps other sites'
+    names to shares of those sites' secrets, encrypted for the receiver of the request.
     """
 
     stage: Stage

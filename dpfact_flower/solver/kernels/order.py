@@ -1,15 +1,15 @@
 """Choose the cells that `psgd` visits: all non-zero cells (entries) and a sample of zero cells.
 
-A sparse tensor has far more zero cells than one pass over the data can visit. If zero cells were
-drawn uniformly, each draw would have a large weight in the gradient. Steps must be short if weights
-are large, and short steps are too slow for non-zero cells. Most zero cells are therefore drawn in
-proportion to the model's values at the beginning of the pass. Each draw first selects a phenotype
-with a probability proportional to the phenotype's sum over all cells. The draw then selects a row
-of each mode with a probability proportional to the row's value in that phenotype.
+A sparse tensor has far more zero cells than one pass over the data can visit. Uniformly drawn cells
+would need large weights in the gradient, and a step size that is safe for large weights is too
+small for non-zero cells. Most zero cells are therefore drawn in proportion to the model's values at
+the beginning of the pass. Each draw first selects a phenotype with a probability proportional to
+the phenotype's sum over all cells. The draw then selects a row of each mode with a probability
+proportional to the row's value in that phenotype.
 
 A fixed fraction of the draws is uniform over all cells. In the gradient, the weight of a drawn cell
-is the inverse of the cell's expected number of draws (importance sampling). The gradient is
-therefore unbiased. A draw of a non-zero cell is ignored (weight 0).
+is the inverse of the cell's expected number of draws, so the gradient is unbiased (importance
+sampling). A draw of a non-zero cell is ignored (weight 0).
 """
 
 import math
@@ -63,8 +63,8 @@ def visits(
 
     The draws of zero cells depend on `model`, one array with the rows of all factors. If `zeros` is
     0, no `model` is needed. A visit consists of a count and, for each mode, the number of a row in
-    `model`. The count of a non-zero cell is its value, and the count of a drawn zero cell is its
-    negated weight. If a draw hits a non-zero cell, the draw's count is 0.
+    `model`. The count is a non-zero cell's value, a zero cell's negated weight, or 0 if a draw
+    found a non-zero cell.
     """
     patients = np.arange(tensor.n_patients + 1, dtype=np.int32)
     starts = np.searchsorted(tensor.indices[:, 0], patients)  # first entry of each patient
@@ -110,7 +110,7 @@ def _draw_entries(
 
 
 class _ZeroCells:
-    """For each block of neighbouring patients, the probabilities for drawing zero cells.
+    """The probabilities for drawing zero cells in blocks of neighbouring patients.
 
     `bounds` holds the first patient of each block and, at the end, the number of patients. `model`
     holds the rows of all factors at the start of the pass, and must not change. The draws use the
@@ -200,7 +200,7 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Write zero cells to random positions. Return the next `number` to pass to `random_number`.
+    """Write zero cells to random positions. Return the next unused `number` of `random_number`.
 
     Mark zero cells with -1 in `counts`. Fill `places` with the positions left for non-zero cells. A
     draw is uniform with probability `uniform`. Other draws use `masses`, `patients` and `features`,

@@ -1,10 +1,10 @@
 """Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
 The module processes one block of patients at a time, while the block is in the cache. For each
-block, the module computes the MTTKRP and updates the block's rows of A. It then adds the block's
-terms to A's Gram matrix and to the next mode's MTTKRP. The sums over the last mode are computed
-once for both MTTKRPs. Blocks are independent only if the l2,1 weight is 0. For a positive l2,1
-weight, `exact` uses `update_patients` instead of this module.
+block, the module computes the MTTKRP, updates the block's rows of A, and adds the new rows' parts
+to A's Gram matrix and to the next mode's MTTKRP. The patients' MTTKRP and the next mode's MTTKRP
+share the sums over the last mode. Blocks are independent only if the l2,1 weight is 0. For a
+positive l2,1 weight, `exact` uses `update_patients` instead of this module.
 """
 
 import itertools
@@ -193,7 +193,7 @@ def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Copy a block's new rows to `stack`. Add the block's terms of mode 1's MTTKRP to `out`."""
+    """Copy a block's new rows to `stack`, and add the rows' part of mode 1's MTTKRP to `out`."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
     factors, kept, results = pointer(stack), pointer(sums), pointer(out)
