@@ -67,7 +67,7 @@ def belonging(*folders: Path) -> Iterator[None]:
 
 
 def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Fill in a template, and write a page that only the file's owner can read."""
+    """Fill in a template, and write the page to the file `out`, which only its owner can read."""
     from markupsafe import Markup  # noqa: PLC0415
 
     jinja2 = library("jinja2")

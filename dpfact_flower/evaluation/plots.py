@@ -86,7 +86,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Plot each code of a phenotype as a bar that shows the code's share of its mode's weight."""
+    """Plot a phenotype's codes as bars. A bar's length is the code's `CodeRow.share` in percent."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]

@@ -38,8 +38,8 @@ def predict_outcome(
     """Predict a label by logistic regression on repeated 60/40 splits, as in the DPFact paper.
 
     Sites without the label get no AUC. All predictors use the same splits, stratified by site and
-    label. If one of the label's values (0 or 1) occurs at most once at every site, splits ignore
-    the sites. Each column of `patient_factors` must belong to the same phenotype at all sites.
+    label. If no site has two patients with label 1, or none has two with label 0, splits ignore the
+    sites. Each column of `patient_factors` must belong to the same phenotype at all sites.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -95,7 +95,7 @@ def split_scores(
 ) -> dict[int, list[float]]:
     """For each group of patients, return one AUC per split, computed on the test patients.
 
-    `model` creates an unfitted scikit-learn classifier. The result omits a group if fewer than
+    `model()` returns an unfitted scikit-learn classifier. The result omits a group if fewer than
     `SMALL` of its patients have the outcome, or if fewer than `SMALL` lack the outcome.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}

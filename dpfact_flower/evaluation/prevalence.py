@@ -132,7 +132,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return `count` / `patients`, text like "<10" to hide a small count, or None if both are 0."""
+    """Return a share, or a text like "<10" to hide a small count, or None if `patients` is 0."""
     if not patients:
         return None
     if count < SMALL:

@@ -144,7 +144,7 @@ def _figures(run: FinishedRun) -> dict[str, Any]:
 def cards(run: FinishedRun) -> list[dict[str, Any]]:
     """Return the content of each phenotype's card.
 
-    If a user has named a phenotype, the card shows the new name above the title of codes.
+    If a user has named a phenotype, the card shows the name above the title made from codes.
     """
     model, table, unit = run.model, run.tables.table, f"{run.summary.row_unit}s"
     lists = model.rank * len(model.vocabularies)

@@ -97,7 +97,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
     """Return the run's traffic, and the traffic of two published methods for the same replies.
 
     For each reply, the DPFact paper's method sends all feature factors to the site and back, as
-    float64 values. TRIP (consensus ADMM) also sends Lagrange multipliers of the same size.
+    float64 values. TRIP (consensus ADMM) also sends one Lagrange multiplier per factor value.
     """
     records = coordinator.records
     replies = sum(len(record.arrivals or record.sites) for record in records)
@@ -161,7 +161,7 @@ def _recorded(
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     """Return the planned releases of each site that has replied at least once.
 
-    A round without a timely reply is included, because the site may have charged the round.
+    A round without a timely reply is included, because the site may have charged its release.
     """
     rounds = range(1, coordinator.asked_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
@@ -277,7 +277,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _sampled(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Sample about `MOST_PREDICTED` patients in proportion to the sites' sizes, or all if fewer."""
+    """Sample about `MOST_PREDICTED` patients, the same share per site, unless there are fewer."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)

@@ -1,7 +1,7 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are the model's phenotypes. In a made-up item, one leading code of a phenotype, or
-all its codes of one mode, come from another phenotype. The key file lists the real items, so nobody
+Half of the items are the model's phenotypes. In a made-up item, codes of another phenotype replace
+one leading code, or all leading codes of one mode. The key file lists the real items, so nobody
 should read the key file before the survey ends. Anyone who may see the model may see the survey.
 """
 

@@ -1,9 +1,9 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is None if there are no patients. If a share would reveal a count below ten, a
-text replaces the share. ``<10`` means fewer than ten patients. ``nearly all`` means all patients in
-a group of 100 or more, or all but at most nine. ``most`` means the same in a smaller group.
-``hidden`` means that the share would reveal a count below ten.
+text replaces the share. ``<10`` means fewer than ten patients. ``nearly all`` means all patients
+except at most nine. In a group of fewer than 100 patients, the text is ``most`` instead. ``hidden``
+means that the share would reveal a count below ten.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ class PhenotypeTable:
 class SiteUsage:
     """Column norms of the sites' patient factors, which show how strongly phenotypes are present.
 
-    Sites with more patients have larger `norms`. `off` marks the phenotypes with a zero column.
+    Sites with more patients have larger `norms`. `off` marks the columns that contain only zeros.
     """
 
     sites: tuple[str, ...]
@@ -99,7 +99,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """The content of ``phenotypes.json``: a table for all patients, and usage at each site."""
+    """The content of ``phenotypes.json``: a table for all patients, and phenotype usage by site."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None
@@ -107,11 +107,11 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class Pair:
-    """A run's phenotype, the matched phenotype of another run, and their similarity.
+    """A phenotype of a run and the matched phenotype of another run, with their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is the `match` of
-    phenotypes whose cosine similarities are all 0.85. `chance` is the 95th percentile of the
-    `match` with artificial phenotypes, whose modes come from different phenotypes of the other run.
+    `match` is the product of the cosine similarities in all modes. `fair` is this product for a
+    similarity of 0.85 in every mode. `chance` is the 95th percentile of `match` with artificial
+    phenotypes, which take each mode's codes from a different phenotype of the other run.
     """
 
     number: int
@@ -127,7 +127,7 @@ class Pair:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether `match` exceeds `fair` but not `chance`, so may be due only to frequent codes."""
+        """Whether `match` may be due to frequent codes only: it exceeds `fair` but not `chance`."""
         return self.fair < self.match <= self.chance
 
 
@@ -135,7 +135,7 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` says how private the other run is. `rank` is the number of phenotypes of the first run.
+    `how` is the other run's epsilon and claim or ``without noise``. `rank` is the first run's rank.
     """
 
     name: str

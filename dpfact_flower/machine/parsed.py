@@ -61,7 +61,7 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
     """Return an array that `numpy.save` wrote. Raise a DataError if the file has no valid array.
 
-    Memory is allocated only for bytes read, so a false size in the header cannot exhaust memory.
+    Only bytes that were read occupy memory, so a false size in the header cannot exhaust it.
     """
     try:
         array = np.lib.format.read_array(file, allow_pickle=False)
@@ -75,7 +75,7 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Read the arrays in `names` from an .npz file and, if `others` is true, all other arrays."""
+    """Read the arrays called `names` from an .npz file. If `others` is true, read all arrays."""
     arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:

@@ -78,8 +78,8 @@ def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the listening sockets that can receive a connection to `host` and `port`.
 
     Return None if `host` is unknown or has a non-loopback address, or if there is no /proc/net/tcp.
-    Return an empty list if an address of `host` has no listener, because any process could start to
-    listen on the free address.
+    Return an empty list if any address of `host` has no listener. Another process could take that
+    address, so the listeners on the other addresses prove nothing.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -58,9 +58,9 @@ def federate(
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
-        See `as_cohort`. If the sites already have code lists, pass the same lists.
+        See `as_cohort`. If `sites` already has code lists, pass these lists or None.
     out : path, optional
-        Folder for the run's files. By default, a run of `sites` stays in memory (see `Run.save`).
+        Folder for the run's files. If None, a run on given `sites` stays in memory; see `Run.save`.
     state_dir : path, optional
         Folder for each site's ledger and own model. Without `state_dir`, the ledgers of `sites` are
         deleted after the run and cannot limit later runs. If `sites` and `state_dir` are given, a
@@ -125,7 +125,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return site settings that allow only `config`'s privacy mode and at most `max_epsilon`."""
+    """Return site settings that allow only the run's privacy mode, limited by `max_epsilon`."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -167,9 +167,9 @@ def as_cohort(
         a row per patient and a column per code, or a DataFrame of events (see `frames`). Events are
         split into sites if they have a column ``site``. Unnamed sites are called ``site-1``, etc.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. By default, a tensor's codes are numbered, and code
-        lists for events are made from the data. A run's result reveals code lists made from the
-        data, and epsilon does not cover these lists.
+        Public code lists, one per feature mode. By default, a tensor's codes are called ``x0``,
+        ``x1`` and so on, and code lists for events are made from the data. A run's result reveals
+        code lists made from the data, and epsilon does not cover these lists.
     window_days : int or None
         For events only; see `frames.read_events`.
     keep_empty : bool
@@ -277,7 +277,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     rounds : int
         Number of federated rounds. In patient mode, the plan determines the number of rounds.
     random_state : int, RandomState instance or None
-        Public seed, which does not seed the noise.
+        Public seed for the start and the order of updates, not for the noise.
     vocabularies, window_days
         See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon
@@ -294,8 +294,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     model_ : GlobalModel
         The phenotypes, with their codes.
     vocabularies_ : tuple of Vocabulary
-        The code lists that `fit` used. In patient mode, the model may lack some of the lists'
-        codes.
+        The code lists that `fit` used. In patient mode, the model may lack some of these codes.
     run_ : Run
         The run, with its `guarantee`, ledger and history.
     n_features_in_, feature_names_in_

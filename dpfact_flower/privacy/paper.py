@@ -27,8 +27,8 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     bound on DPFact's sensitivity. The proof requires a smooth convex loss, but DPFact's loss is not
     convex in all factors jointly, and the l2,1 penalty couples all patients. The proof requires
     that each pass visits every entry once, but DPFact samples zeros with replacement. One changed
-    entry can also change a pass's length. The proof requires initial values and a step size that
-    do not depend on the data, but in DPFact both depend on the data.
+    entry can also change a pass's number of steps. The proof requires initial values and a step
+    size that do not depend on the data, but in DPFact both depend on the data.
     """
     return 2 * tau * clip * eta
 

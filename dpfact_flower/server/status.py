@@ -42,7 +42,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run's status. `missed` lists answered rounds with too few replies or with a failed sum."""
+    """The status of a run. `missed` lists rounds that had answers but left the model unchanged."""
 
     job: str
     privacy: str

@@ -115,8 +115,8 @@ class Ledger:
         Return the ledger's new head, which the caller should write to the site's log. For a share
         of a secure sum, or for values without noise, the ledger stores only a keyed hash. If
         `charge` raises an exception, the release must not be sent. Recording the same release again
-        has no effect. Otherwise, raise a StateError if the ledger already has this round or a later
-        round of the job. Also raise a StateError if the data has changed during the job.
+        has no effect. For any other release, raise a StateError if the ledger has a row for the
+        same or a later round of the job. Also raise one if the data has changed during the job.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
@@ -271,7 +271,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if a row's released bytes have changed, or are wrongly missing."""
+    """Yield a problem if released bytes have changed, or are missing from a row that needs them."""
     if payload is None and not all(event.shared for event in row.events):
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -307,7 +307,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that lacks `noted`.
+    `noted` is the last ledger head in the site's log. Refuse a backup that lacks this head.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)

@@ -38,20 +38,20 @@ class Facts(NamedTuple):
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
     def start_signal(self, rho: float) -> float:
-        """Return the signal-to-noise ratio of a start whose release has the zCDP cost `rho`.
+        """Return the signal-to-noise ratio of the run's start, a release of zCDP cost `rho`.
 
         For I patients, R phenotypes, n codes, T sites and noise level sigma, the ratio is
-        ``I / (R sigma sqrt(2 n T))``. The noise is measured by the approximate largest eigenvalue
-        of a co-occurrence matrix of pure noise.
+        ``I / (R sigma sqrt(2 n T))``. The term ``sigma sqrt(2 n T)`` approximates the
+        largest eigenvalue of a co-occurrence matrix that contains only noise.
         """
         noise = math.sqrt(2 * sum(self.sizes) * self.noises)
         return self.patients / self.rank / noise * math.sqrt(2 * rho)
 
     def signal(self, rho: float) -> float:
-        """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if unknown.
+        """Return a refinement's signal-to-noise ratio at zCDP cost `rho`, or 0 if `known` is false.
 
-        The ratio is the number of patients per phenotype, divided by the norm of the sites' total
-        noise in one column of the largest mode's factor. The sensitivity is assumed to be 1.
+        The signal is the number of patients per phenotype. The noise is the norm of all sites'
+        noise in one factor column of the mode with the most codes. A sensitivity of 1 is assumed.
         """
         if not self.known:
             return 0.0

@@ -1,8 +1,8 @@
 """Mask 64-bit words by adding keystreams modulo 2**64, derive keys, and split seeds into shares.
 
-Of each masked 64-bit word, a site sends `width` bytes, from bit `LOW` upwards. Dropping bits after
-masking is post-processing, which costs no privacy. Rounding a vector before masking would not be
-post-processing, because a sum of rounded vectors is not a function of the exact sum.
+A site sends only `width` bytes of each masked 64-bit word, starting at bit `LOW`. Dropping bits
+after masking is post-processing, which costs no privacy. Rounding a vector before masking would not
+be post-processing, because a sum of rounded vectors is not a function of the exact sum.
 
 ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are split
 into shares by Shamir's method (1979), modulo the prime 2**255 - 19.
@@ -57,7 +57,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 
 
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
-    """Derive a key for one purpose in one context with HKDF-SHA256.
+    """With HKDF-SHA256, derive a key from `secret` for one purpose in one context.
 
     `purpose` names the sites, so that keys differ even if a site copies another site's key.
     """
@@ -88,7 +88,7 @@ def packed(words: Words, width: int) -> bytes:
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Sum packed vectors exactly, and add the expected value of the low bits that were not sent."""
+    """Sum packed vectors, and add the expected value of the low bits that were not sent."""
     total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
         # Each 8-byte word includes bytes of later words, which `signed` removes from the sum.

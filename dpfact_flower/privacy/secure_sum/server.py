@@ -11,7 +11,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Map the other sites' names to the shares that they encrypted for `site`."""
+    """Return the shares that other sites encrypted for `site`, keyed by the sender's name."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
