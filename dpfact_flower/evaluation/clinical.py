@@ -104,7 +104,7 @@ class ClinicalMeasures:
 
 
 def clinical_measures(model: GlobalModel) -> tuple[ClinicalMeasures, ...]:
-    """Return the model's clinical measures for each scheme that `classifications` yields."""
+    """Return the model's clinical measures for each classification of the model's codes."""
     factors = tuple(unit_columns(factor.astype(np.float64)) for factor in model.factors)
     lists = model.vocabularies
     return tuple(_measured(factors, lists, groups) for groups in classifications(lists))

@@ -85,7 +85,7 @@ class Memberships:
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
-        """Return a DataFrame indexed by patient: scores or, if `has` is true, `Memberships.has`."""
+        """Return scores, or the mask if `has` is true, as a pandas DataFrame indexed by patient."""
         values = self.has if has else self.scores
         frame = library("pandas").DataFrame(values, index=self.patients, columns=self.names)
         return frame.rename_axis(PATIENT)

@@ -86,7 +86,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Plot a phenotype's codes as bars. A bar's length is the code's `CodeRow.share` in percent."""
+    """Plot a phenotype's codes as bars. A bar's length is `CodeRow.share` in percent."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]

@@ -95,7 +95,7 @@ def split_scores(
 ) -> dict[int, list[float]]:
     """For each group of patients, return one AUC per split, computed on the test patients.
 
-    `model()` returns an unfitted scikit-learn classifier. The result omits a group if fewer than
+    `model` creates an unfitted scikit-learn classifier. The result omits a group if fewer than
     `SMALL` of its patients have the outcome, or if fewer than `SMALL` lack the outcome.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}

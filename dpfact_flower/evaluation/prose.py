@@ -77,14 +77,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the codes with at least a third of the first code's weight, which is the largest."""
+    """Return the codes whose weight is at least a third of the first (and largest) weight."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
     """Return the last part of a code's description, or the code if the description is empty.
 
-    Parts are separated by ``|``. If a description has four or more parts, return its last two.
+    Parts are separated by ``|``. If there are four or more parts, return the last two parts.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -142,7 +142,7 @@ def certainty(pairs: Sequence[tables.Pair], chance: float | None) -> list[str]:
 def certainties(
     model: GlobalModel, others: Sequence[tables.Replication], summary: Summary | None
 ) -> dict[int, list[str]]:
-    """Return each phenotype's `certainty` labels, or no labels if the model is uninformative."""
+    """Return each phenotype's `certainty`, or empty lists if the model is uninformative."""
     if summary is not None and uninformative_message(summary):
         return {r: [] for r in range(1, model.rank + 1)}
     chances = model.false_discovery or [None] * model.rank

@@ -2,9 +2,9 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key file
 contains the patients' scores. No privacy guarantee covers a review's files, so the files must stay
-at the hospital. The run folder receives the review's decision and the phenotype's name. If a half
-of the charts (see `write_sheet`) has ten verdicts or more, the folder also receives their number
-and the rounded share of confirmed charts.
+at the hospital. The run folder receives the review's decision and the phenotype's name. For each
+half of the charts (see `write_sheet`) with ten or more verdicts, the folder also receives the
+number of verdicts and the rounded share of confirmed charts.
 """
 
 import csv
@@ -234,7 +234,7 @@ def _bare(patient: str) -> str:
 def new_files(folder: Path, out: Path) -> list[Path]:
     """Return the paths of a sheet, page and key (`out` plus ``.csv``, ``.html``, ``.key.json``).
 
-    Raise an error if the sheet, page or key exists already, or if `out` is in the run's `folder`.
+    Raise an error if one of the three files exists, or if `out` is in the run's `folder`.
     """
     library("jinja2")
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]

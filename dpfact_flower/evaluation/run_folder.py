@@ -134,7 +134,7 @@ class Review:
 
     `charts` counts the charts of patients with the highest scores. `confirmed` is the rounded share
     of these charts that confirm the phenotype. `near_charts` and `near_confirmed` are the number
-    and share for patients with scores near the threshold. Values from under ten charts are None.
+    and share for scores near the threshold. Values from fewer than ten charts are None.
     """
 
     verdict: Literal["keep", "drop"]

@@ -161,7 +161,7 @@ def _recorded(
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     """Return the planned releases of each site that has replied at least once.
 
-    A round without a timely reply is included, because the site may have charged its release.
+    A round without a timely reply is included, because the site may have charged the round.
     """
     rounds = range(1, coordinator.asked_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
@@ -277,7 +277,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _sampled(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Sample about `MOST_PREDICTED` patients, the same share per site, unless there are fewer."""
+    """Sample about `MOST_PREDICTED` patients in proportion to the sites' sizes, or all if fewer."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)

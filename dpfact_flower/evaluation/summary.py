@@ -1,8 +1,8 @@
 """Define the content of ``summary.json``, which is the result of a run.
 
-The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. If
-`spent`, `measured` or `errors` is None, the file omits its fields, except that `epsilon`, `delta`,
-`accountant`, `rmse`, `fit`, `fms` and `auc` are then null. A single field that is None is null.
+The file has the fields of `spent`, `exchange`, `measured` and `errors` as top-level keys. If one of
+these parts is None, the file omits the part's fields, except for `epsilon`, `delta`, `accountant`,
+`rmse`, `fit`, `fms` and `auc`, which are null instead. All other values that are None are null.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """A site's privacy cost and releases, which have a zCDP cost ``rho`` in ``summary.json``."""
+    """One site's privacy cost and releases. The file also has each release's zCDP cost ``rho``."""
 
     ledger: tuple[ReleaseEvent, ...]
 
@@ -151,8 +151,8 @@ class Measured:
     `fms` is the factor match score with the true phenotypes, if these are known. `auc` is the AUC
     of predicting the first label. `errors` is None if the loss is not the squared error, or if no
     round included all sites. `fit_shared` is the share of the data that the shared factors explain
-    after patient factors are refitted. `fit_frequencies` is the share that code frequencies alone
-    explain. `coherence` is None if the model is uninformative or has no pairs of codes.
+    with refitted patient factors. `fit_frequencies` is the share of the data that code frequencies
+    alone explain. `coherence` is None if the model is uninformative or has no pairs of codes.
     """
 
     fms: float | None
@@ -177,8 +177,8 @@ class Summary:
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
     the model. `row_unit` names what a row of the tensor represents, such as ``patient``.
     `false_discovery` lists each phenotype's estimated probability of being a false discovery.
-    `read_report` counts what the data's reader found, kept and left out, rounded to tens. `spent`
-    is None in a run without noise. `measured` is None in a deployment or an unmeasured simulation.
+    `read_report` has the reader's counts (see `Cohort`), rounded. `spent` is None in a run without
+    noise. `measured` is None in a deployment, and in a simulation that was not measured.
     """
 
     name: str

@@ -99,7 +99,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """The content of ``phenotypes.json``: a table for all patients, and phenotype usage by site."""
+    """The content of ``phenotypes.json``: a table for all patients, and usage at each site."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None
@@ -107,11 +107,11 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class Pair:
-    """A phenotype of a run and the matched phenotype of another run, with their similarity.
+    """A run's phenotype, the matched phenotype of another run, and their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is this product for a
-    similarity of 0.85 in every mode. `chance` is the 95th percentile of `match` with artificial
-    phenotypes, which take each mode's codes from a different phenotype of the other run.
+    `match` is the product of the cosine similarities in all modes. `fair` is the `match` of
+    phenotypes whose cosine similarities are all 0.85. `chance` is the 95th percentile of the
+    `match` with artificial phenotypes, whose modes come from different phenotypes of the other run.
     """
 
     number: int
@@ -135,7 +135,8 @@ class Pair:
 class Replication:
     """Matches between a run's phenotypes and those of another run, whose folder is called `name`.
 
-    `how` is the other run's epsilon and claim or ``without noise``. `rank` is the first run's rank.
+    `how` is the other run's epsilon and claim, or ``without noise``. `rank` is the number of
+    phenotypes of the first run.
     """
 
     name: str

@@ -174,7 +174,7 @@ def _sync_folder(folder: Path) -> None:
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Raise an error unless a path is the user's own file or folder, writable by nobody else.
 
-    A missing path is accepted. If `reading` is true, another user's path is accepted too.
+    A missing path is accepted. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()
@@ -264,7 +264,7 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """List permission faults: how users other than root and `uids` could change or move `path`."""
+    """List permission faults that let users other than root and `uids` change or move a path."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 

@@ -1,7 +1,7 @@
 """Define the supported versions of Flower, and the environment of Flower's processes.
 
 A deployment uses private functions and classes of Flower, which any release of Flower may remove.
-`tests/machine/test_flower` checks that the installed Flower has all private names that DPFact uses.
+`tests/machine/test_flower` checks that the installed Flower has all private names used by DPFact.
 """
 
 from importlib.metadata import version

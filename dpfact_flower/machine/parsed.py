@@ -75,7 +75,7 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Read the arrays called `names` from an .npz file. If `others` is true, read all arrays."""
+    """Read the arrays in `names` from an .npz file and, if `others` is true, all other arrays."""
     arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:

@@ -60,7 +60,7 @@ def federate(
     vocabularies, window_days
         See `as_cohort`. If `sites` already has code lists, pass these lists or None.
     out : path, optional
-        Folder for the run's files. If None, a run on given `sites` stays in memory; see `Run.save`.
+        Folder for the run's files. By default, a run on `sites` stays in memory (see `Run.save`).
     state_dir : path, optional
         Folder for each site's ledger and own model. Without `state_dir`, the ledgers of `sites` are
         deleted after the run and cannot limit later runs. If `sites` and `state_dir` are given, a
@@ -125,7 +125,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return site settings that allow only the run's privacy mode, limited by `max_epsilon`."""
+    """Return site settings that allow only `config`'s privacy mode and at most `max_epsilon`."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -277,7 +277,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     rounds : int
         Number of federated rounds. In patient mode, the plan determines the number of rounds.
     random_state : int, RandomState instance or None
-        Public seed for the start and the order of updates, not for the noise.
+        Public seed, which does not seed the noise.
     vocabularies, window_days
         See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon

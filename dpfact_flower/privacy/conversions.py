@@ -99,7 +99,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return the epsilon for releases of `count` values in total, with discrete Gaussian noise.
+    """Return the epsilon of releasing `count` values in total with discrete Gaussian noise.
 
     The result includes a margin (`DISCRETE_SLACK`) for the difference between discrete and rounded
     Gaussian noise. The result is infinite if `count`, `delta` or the epsilon is outside the limits

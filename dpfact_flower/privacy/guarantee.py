@@ -153,7 +153,7 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Return each accountant's epsilon, beginning with the epsilon for `Guarantee.headline`."""
+    """Return each accountant's epsilon. The first epsilon is used for `Guarantee.headline`."""
     mu = math.sqrt(2 * rho)
     bounds = {
         conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),

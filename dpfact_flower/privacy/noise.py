@@ -32,8 +32,8 @@ def discrete_gaussian(
 ) -> NDArray[np.int64]:
     """Draw `count` exact samples of the discrete Gaussian with standard deviation 2**bits.
 
-    `random_bytes` is `os.urandom`, or a seeded source in simulations. `at_once` is the number of
-    64-bit words that one call of `random_bytes` returns. Only tests change `at_once` or `bits`.
+    `random_bytes` is `os.urandom`, or a seeded source in simulations. Each call of `random_bytes`
+    returns `at_once` 64-bit words. Only tests change `at_once` or `bits`.
     """
     samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
@@ -145,7 +145,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Fill `samples` from index `done`, with the bits from `position`, until the bits run out.
+    """Draw the samples from index `done` on, using the bits from `position` on, while bits remain.
 
     Return the number of complete samples and the position of the next sample's first bit.
     """

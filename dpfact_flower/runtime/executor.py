@@ -1,4 +1,4 @@
-"""Run the executor `dpfact site answer`, which uses the hospital's own app to answer messages.
+"""Run `dpfact site answer`, the executor that answers messages with the hospital's own app.
 
 With every run, a SuperLink sends an app to the hospitals. Flower's own executor,
 `flower-superexec`, starts this app. Anyone who may submit a run could therefore run code at the
@@ -100,8 +100,8 @@ def _set_environment(state: Path) -> None:
     """In `os.environ`, disable proxies and telemetry, and set the folders of Flower and numba.
 
     Proxy settings are removed, because otherwise even local traffic could go to a proxy. Numba's
-    cache of compiled code is in the private state folder by default. Whoever can write to the cache
-    can run code at the site. Flower needs a home folder on import, but stores nothing there.
+    cache of compiled code is in the state folder by default, because anyone who can write to the
+    cache can run code at the site. Flower needs a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

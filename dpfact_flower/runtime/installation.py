@@ -234,7 +234,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` maps further X.509 extensions to their `critical` flags."""
+    """Return a PEM certificate. `more` maps each additional extension to its `critical` flag."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _common_name(_AUTHORITY), _common_name(name), key.public_key(), x509.random_serial_number(),

@@ -28,7 +28,7 @@ START = "0" * 64
 
 
 class ReleaseKey(NamedTuple):
-    """The values that identify a request. Requests with equal values get identical replies.
+    """The values that identify a request. Requests with equal values always get identical replies.
 
     `fingerprint` is a keyed hash of the job and the site's tensor. `request` is a digest.
     """

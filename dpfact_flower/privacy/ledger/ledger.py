@@ -116,7 +116,7 @@ class Ledger:
         of a secure sum, or for values without noise, the ledger stores only a keyed hash. If
         `charge` raises an exception, the release must not be sent. Recording the same release again
         has no effect. For any other release, raise a StateError if the ledger has a row for the
-        same or a later round of the job. Also raise one if the data has changed during the job.
+        same or a later round of the job, or if the data has changed during the job.
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
@@ -307,7 +307,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that lacks this head.
+    `noted` is the last ledger head in the site's log. Refuse a backup that lacks `noted`.
     """
     path = folder / LEDGER
     head = _verified(backup, noted)

@@ -51,8 +51,8 @@ def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array
     """Number one patient's distinct codes from 0, mode by mode and in ascending order.
 
     The first returned array lists the codes, each increased by `offsets[mode]`. The second array
-    lists where each mode begins in the first array, and ends with the first array's length. The
-    third array, of shape (cells, modes), lists the numbers given to each cell's codes.
+    lists the number given to each mode's first code, followed by the count of all codes. The third
+    array, of shape (cells, modes), lists the numbers given to each cell's codes.
     """
     modes = len(offsets) - 1
     bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)

@@ -66,7 +66,7 @@ class PatientPlan:
     """A run's releases, one in each Flower round except the last.
 
     `settings` contains the privacy settings with all planned values, as sent to the sites. The
-    server averages a mode's refinements. `memory` is the weight of the previous rounds' average.
+    server averages refinements over rounds, with weight `memory` for the earlier average.
     """
 
     releases: tuple[PlannedRelease, ...]

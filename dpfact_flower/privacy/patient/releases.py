@@ -68,7 +68,7 @@ class PlannedRelease:
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the server's request to a secure sum's members to send their masked vectors."""
+        """Return the server's request for the masked vectors of a secure sum's members."""
         width = width_of(patients, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
@@ -188,7 +188,7 @@ def share(
     """Add one site's part of the noise to the site's sum, and return the result.
 
     The sum goes into one of the share's vectors (slots), and noise goes into all slots. The share
-    is not rounded, because rounding is post-processing only after all shares are added. The share
+    is not rounded, because only rounding the sum of all shares is free post-processing. The share
     must be masked before it leaves the site. `bounded.sigma` must describe one site's noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)

@@ -2,7 +2,7 @@
 
 A secure sum consists of vectors, called slots. Each site adds its statistic to one of the sum's
 vectors, and adds noise to all vectors. The server learns only each vector's total. A sum is
-protected if `honest` or more non-colluding sites add noise (docs/explanation/secure-sums.md).
+protected if at least `honest` non-colluding sites add noise (docs/explanation/secure-sums.md).
 """
 
 import math
@@ -19,7 +19,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """The numbers of all sites, of colluding sites, of dropouts, and of slots (vectors) per sum."""
+    """The numbers of sites, colluding sites, sites that may drop out, and slots (vectors)."""
 
     sites: int
     colluding: int
@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the noise level that each of `self.honest` sites needs for a total of `sigma`."""
+        """Return the noise level per site with which `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:

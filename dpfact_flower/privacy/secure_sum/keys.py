@@ -90,7 +90,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites needed to unmask a sum: `colluding` plus more than half of the others.
+        """Number of sites needed to unmask a sum (`colluding` plus over half of the other sites).
 
         Each honest site helps only one attempt at a sum, so only one attempt can get enough sites.
         """

@@ -57,7 +57,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 
 
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
-    """With HKDF-SHA256, derive a key from `secret` for one purpose in one context.
+    """Derive a key for one purpose in one context with HKDF-SHA256.
 
     `purpose` names the sites, so that keys differ even if a site copies another site's key.
     """

@@ -11,10 +11,10 @@ be on the site's disk. The functions in this module enforce three rules:
 3. In each round, the site helps to unmask only the latest attempt that the site answered. After
    helping to unmask an attempt, the site answers no further attempts in the round.
 
-Without these rules, a server could learn two sums that differ only by one site's vector. In their
-difference, only the site's own noise protects the vector. To allow only one sum per round, each
-site also adds a mask of its own. The mask's seed is split among the other sites (Bonawitz et al.
-2017). If `dropouts` is 0, a round has only one attempt, and no site adds a mask of its own.
+Without these rules, a server could learn two sums that differ only by one site's vector. Only the
+site's own noise would then protect the vector. To rule out a second sum, each site also adds a mask
+of its own, whose seed is split among the other sites (Bonawitz et al. 2017). If `dropouts` is 0, a
+round has only one attempt, and no site adds a mask of its own.
 """
 
 import os
