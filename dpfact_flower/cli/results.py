@@ -32,10 +32,10 @@ def report(
     """
     from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
-    from dpfact_flower.evaluation.run_folder import write_replications
+    from dpfact_flower.evaluation.run_folder import BESIDE, write_json
 
     if beside:
-        write_replications(folder, replications(folder, beside))
+        write_json(folder / BESIDE, replications(folder, beside))
     say(f"report: {write_report(folder)}")
 
 

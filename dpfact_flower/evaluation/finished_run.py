@@ -58,13 +58,13 @@ class FinishedRun:
         run_folder.write_model(place, self.model.factors, self.model.vocabularies)
         run_folder.write_config(place, dict(self.settings), self.versions)
         run_folder.write_summary(place, self.summary)
-        run_folder.write_phenotypes(place, self.tables)
+        run_folder.write_json(place / run_folder.PHENOTYPES, self.tables)
         write_history(place, self.records, durable=False)
         names = run_folder.Names(dict(self.model.names), dict(self.reviewed))
         if names != run_folder.Names():
             run_folder.write_names(place, names)
         if self.replications:
-            run_folder.write_replications(place, self.replications)
+            run_folder.write_json(place / run_folder.BESIDE, self.replications)
         return replace(self, folder=place)
 
     def __fspath__(self) -> str:

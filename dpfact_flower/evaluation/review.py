@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -151,7 +151,7 @@ def write_sheet(
         },
         "charts": [(name, _record(site, row)) for name, row in zip(names, rows, strict=True)],
     }
-    run_folder.write_json(key, asdict(Key(digest(folder), number, charts)))
+    run_folder.write_json(key, Key(digest(folder), number, charts))
     write_page(page, "review.html.j2", content)
     lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
     write_csv(sheet, _CHART_COLUMNS, [(_NOTE, _ABOUT, "", ""), *lines, (_WHOLE, title, "", "")])

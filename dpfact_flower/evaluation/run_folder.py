@@ -85,19 +85,9 @@ def read_summary(folder: Path) -> Summary:
     return read_json_as(folder / SUMMARY, Summary.from_dict)
 
 
-def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes) -> None:
-    """Write ``phenotypes.json``."""
-    write_json(folder / PHENOTYPES, asdict(phenotypes))
-
-
 def read_phenotypes(folder: Path) -> SharedPhenotypes:
     """Read ``phenotypes.json``."""
     return read_json_as(folder / PHENOTYPES, partial(parse_as, SharedPhenotypes))
-
-
-def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
-    """Write ``beside.json``."""
-    write_json(folder / BESIDE, [asdict(run) for run in runs])
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
@@ -193,9 +183,10 @@ def checked_names(names: Names, rank: int) -> Names:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON."""
+    """Write indented JSON, with dataclasses as objects."""
+    text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False, default=asdict)
     with replacing(path) as file:
-        file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
+        file.write(text.encode())
 
 
 def read_json(path: Path) -> Any:

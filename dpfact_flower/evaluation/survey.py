@@ -6,7 +6,7 @@ should read the key file before the survey ends. Anyone who may see the model ma
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -99,7 +99,7 @@ def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None =
     """
     sheet, page, key = new_files(folder, out)
     chosen = _items(GlobalModel.read(folder), items, np.random.default_rng(seed))
-    write_json(key, asdict(Key(digest(folder), chosen)))
+    write_json(key, Key(digest(folder), chosen))
     write_page(page, "survey.html.j2", {"items": chosen, "sheet": sheet.name})
     write_csv(sheet, COLUMNS, [(str(n), "", "") for n in range(1, len(chosen) + 1)])
     return sheet

@@ -201,7 +201,7 @@ def _write(
         measured=measured, counted=counted, watch=watch,
     )  # fmt: skip
     run_folder.write_summary(folder, summary)
-    run_folder.write_phenotypes(folder, phenotypes)
+    run_folder.write_json(folder / run_folder.PHENOTYPES, phenotypes)
     for label, text in headline(summary):
         log(INFO, "%s: %s", label, text)
 

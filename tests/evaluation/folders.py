@@ -15,9 +15,10 @@ from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
 from dpfact_flower.evaluation.prevalence import phenotype_table, site_usage
 from dpfact_flower.evaluation.run_folder import (
+    PHENOTYPES,
     write_config,
+    write_json,
     write_model,
-    write_phenotypes,
     write_summary,
 )
 from dpfact_flower.evaluation.summary import Summary
@@ -100,7 +101,7 @@ def run_folder(
     folder.mkdir()
     write_model(folder, factors, vocabularies)
     measured = (table, site_usage(scores, list(SITES))) if summary.measured else (None, None)
-    write_phenotypes(folder, SharedPhenotypes(*measured))
+    write_json(folder / PHENOTYPES, SharedPhenotypes(*measured))
     write_summary(folder, replace(summary, rank=rank))
     write_config(folder, {"epsilon": 4.0, "rank": rank, "resume": False}, {"numpy": "2"})
     records = [RoundRecord(n, tuple(SITES), (Failure("west", "late"),), True, 9_000, 7_000, 1.5)

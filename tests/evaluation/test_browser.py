@@ -14,11 +14,12 @@ from dpfact_flower.evaluation.membership import leading_codes
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import write_sheet
 from dpfact_flower.evaluation.run_folder import (
+    BESIDE,
     Names,
     read_model,
+    write_json,
     write_model,
     write_names,
-    write_replications,
     write_summary,
 )
 from tests.browser import browser, faults
@@ -47,7 +48,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     texts = list(lists[1].descriptions)
     texts[factors[1][:, 1].argmax()] = "Meanings|Myocardial infarction"
     write_model(run, factors, [lists[0], replace(lists[1], descriptions=tuple(texts))])
-    write_replications(run, replications(run, [other]))
+    write_json(run / BESIDE, replications(run, [other]))
     measured = replace(MEASURED, fit_shared=0.0, auc=None)
     write_summary(nothing, replace(SIMULATED, rank=5, measured=measured))
     has, noise = np.arange(40)[:, None] < 20, np.random.default_rng(0).random((40, 20)) < 0.4

@@ -14,10 +14,11 @@ from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
+    BESIDE,
     read_model,
     read_replications,
+    write_json,
     write_model,
-    write_replications,
     write_summary,
 )
 from dpfact_flower.notebook.run import Run
@@ -145,7 +146,7 @@ def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_p
     (found,) = replications(run, [other])
     assert [p.match for p in found.pairs] == pytest.approx([1.0] * 5)
     assert found.count == 0
-    write_replications(run, (found,))
+    write_json(run / BESIDE, (found,))
     page = write_report(run).read_text()
     assert page.count("1.00†") == page.count(" Unconfirmed: ") == 5
     says = "It must be above 0.72 (0.85 for each kind of code), and above 95 % of the similarities"
@@ -174,5 +175,5 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     (run / "beside.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"beside\.json: lacks 0\.pairs\.0\.chance"):
         write_report(run)
-    write_replications(run, ())
+    write_json(run / BESIDE, ())
     assert b"The patterns in other runs" not in write_report(run).read_bytes()

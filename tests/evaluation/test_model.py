@@ -17,13 +17,14 @@ from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype
 from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.report import cards
 from dpfact_flower.evaluation.run_folder import (
+    BESIDE,
     SUMMARY,
     Names,
     read_model,
     read_names,
     read_summary,
+    write_json,
     write_names,
-    write_replications,
     write_summary,
 )
 from dpfact_flower.evaluation.tables import Pair, Replication
@@ -259,7 +260,7 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     compared = cards(replace(found, replications=(repeat,)))
     both = zip(["stable", "not found", "not found"], own, strict=True)
     assert [card["certainty"] for card in compared] == [*map(list, both)]
-    write_replications(folder, (repeat,))
+    write_json(folder / BESIDE, (repeat,))
     written = dpfact("export", folder, "--phenotypes", tmp_path / "y.csv")
     assert "doubtful or not found again: phenotype(s) 2, 3\n" in written
     assert "as public as the model and the runs beside it\n" in written

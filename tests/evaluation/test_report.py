@@ -19,6 +19,7 @@ from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
+    BESIDE,
     Names,
     Review,
     read_json,
@@ -27,7 +28,6 @@ from dpfact_flower.evaluation.run_folder import (
     write_json,
     write_model,
     write_names,
-    write_replications,
 )
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
@@ -392,15 +392,15 @@ def test_the_words_of_the_overview_are_explained_below_it(run):
     assert "It is not known yet how sure" in Page(run).texts["phenotypes"]
     change(run / "summary.json", lambda summary: summary.update(false_discovery=[0.1] * RANK))
     assert "up to 10 % (likely real)" in Page(run).texts["phenotypes"]
-    write_replications(run, [Replication("other", "", RANK, ())])
+    write_json(run / BESIDE, [Replication("other", "", RANK, ())])
     shown = Page(run).texts["phenotypes"]
     assert "a stable pattern was found in every other run" in shown
     assert "no epsilon covers" not in shown
-    write_replications(run, [Replication("other", "without noise", RANK, ())])
+    write_json(run / BESIDE, [Replication("other", "without noise", RANK, ())])
     assert "no epsilon covers these words" in Page(run).texts["phenotypes"]
     assert "up to 10 % (likely real)" in shown
     found = tuple(Pair(number, number, 0.9, 0.7, 0.5) for number in (1, 2))
-    write_replications(run, [Replication("other", "", RANK, found)])
+    write_json(run / BESIDE, [Replication("other", "", RANK, found)])
     for chances, listed in ([0.1, 0.6, 0.1, 0.3], "1. First"), ([0.6] * RANK, "none. First"):
         change(run / "summary.json", lambda own, p=chances: own.update(false_discovery=p))
         page = Page(run)

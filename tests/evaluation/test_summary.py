@@ -13,7 +13,7 @@ from dpfact_flower.evaluation.run_folder import (
     SUMMARY,
     read_phenotypes,
     read_summary,
-    write_phenotypes,
+    write_json,
     write_summary,
 )
 from dpfact_flower.evaluation.summary import Summary
@@ -107,7 +107,7 @@ UNKNOWN = SharedPhenotypes(None, None)
 
 @pytest.mark.parametrize("phenotypes", [SHARED, UNKNOWN], ids=["simulated", "deployed"])
 def test_phenotypes_are_read_as_they_were_written(phenotypes, tmp_path):
-    write_phenotypes(tmp_path, phenotypes)
+    write_json(tmp_path / PHENOTYPES, phenotypes)
     assert read_phenotypes(tmp_path) == phenotypes
 
 

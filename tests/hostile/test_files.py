@@ -63,7 +63,7 @@ def write_run(folder: Path) -> None:
     run_folder.write_summary(folder, SIMULATED)
     run_folder.write_model(folder, server.factors, public)
     run_folder.write_config(folder, {"rank": 3, "job": "job"}, {"numpy": "2"})
-    run_folder.write_phenotypes(folder, SharedPhenotypes(None, None))
+    run_folder.write_json(folder / run_folder.PHENOTYPES, SharedPhenotypes(None, None))
 
 
 def write_state(root: Path, site: SiteData) -> SiteStore:

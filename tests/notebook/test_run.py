@@ -21,7 +21,7 @@ from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.evaluation.prose import NOT_FOUND
-from dpfact_flower.evaluation.run_folder import Names, Review, write_names, write_replications
+from dpfact_flower.evaluation.run_folder import BESIDE, Names, Review, write_json, write_names
 from dpfact_flower.evaluation.tables import Replication
 from dpfact_flower.notebook.federated import _own_settings
 from dpfact_flower.runtime.config import RunConfig
@@ -92,7 +92,7 @@ def test_a_run_is_saved_read_and_pickled(run, tmp_path):
 def test_chart_reviews_and_matches_in_other_runs_outlast_the_folder(run, tmp_path):
     folder = run.save(tmp_path / "kept").folder
     write_names(folder, Names(reviewed={2: Review("keep")}))
-    write_replications(folder, [Replication("other", "", 3, ())])
+    write_json(folder / BESIDE, [Replication("other", "", 3, ())])
     read = Run.read(folder)
     shutil.rmtree(folder)
     assert {*read.phenotypes()["certainty"]} == {NOT_FOUND}
