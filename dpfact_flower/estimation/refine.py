@@ -13,7 +13,7 @@ column at a time, with a soft threshold proportional to the noise.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,48 +189,15 @@ class Average(NamedTuple):
     sigma: float
 
 
-class RunningAverage:
-    """A moving average of each mode's releases, in which the old average has weight `share`.
+def averaged(before: Average | None, newest: Average, share: float) -> Average:
+    """Return the moving average of a mode's releases, in which `before` has weight `share`.
 
     Rounds have independent noise, and late rounds hardly change the factors. An average of late
-    releases thus has the same signal as a single late release, but less noise.
+    releases thus has the same signal as a single late release, but less noise. If the sites have
+    changed, `before` is ignored, because all sites need equal noise.
     """
-
-    def __init__(self, share: float) -> None:
-        self._share = share
-        self._averages: dict[int, Average] = {}
-
-    def averaged(
-        self, mode: int, sites: Sequence[str], releases: Sequence[Array], sigma: float
-    ) -> Average:
-        """Average a mode's newest releases with the stored average. Store and return the result.
-
-        If `sites` has changed, the old average is discarded, because all sites need equal noise.
-        """
-        newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
-        if not self._share:
-            return newest
-        before = self._averages.get(mode)
-        if before is not None and before.sites == newest.sites:
-            old, new = self._share, 1 - self._share
-            values = np.float32(old) * before.values + np.float32(new) * newest.values
-            sigma = math.hypot(old * before.sigma, new * sigma)
-            newest = newest._replace(values=values, sigma=sigma)
-        self._averages[mode] = newest
+    if before is None or before.sites != newest.sites:
         return newest
-
-    def arrays(self) -> dict[str, Array]:
-        """Return the averages as arrays for a checkpoint, from which `restore` loads them."""
-        return {
-            f"average_{mode}_{field}": np.array(value)
-            for mode, average in self._averages.items()
-            for field, value in average._asdict().items()
-        }
-
-    def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
-        """Load the averages of the first `modes` modes from `arrays`. Ignore all other arrays."""
-        for mode in range(modes):
-            if f"average_{mode}_sites" in arrays:
-                names = (f"average_{mode}_{field}" for field in Average._fields)
-                sites, values, sigma = (arrays[name] for name in names)
-                self._averages[mode] = Average(tuple(sites.tolist()), values, float(sigma))
+    old, new = share, 1 - share
+    values = np.float32(old) * before.values + np.float32(new) * newest.values
+    return Average(newest.sites, values, math.hypot(old * before.sigma, new * newest.sigma))

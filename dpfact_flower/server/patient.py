@@ -20,7 +20,7 @@ from dpfact_flower.estimation.certainty import (
 )
 from dpfact_flower.estimation.codes import kept_codes
 from dpfact_flower.estimation.outlook import outlook_of
-from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor
+from dpfact_flower.estimation.refine import Average, averaged, first_columns, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.estimation.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.machine.memory import give_back
@@ -86,7 +86,8 @@ class PatientRule(ServerRule):
         self._halves: Factors = ()
         """Models fitted to `halves` of the start's releases, to judge which phenotypes are real."""
         self._cells = 0.0
-        self._memory = RunningAverage(self.plan.memory)
+        self._averages: dict[int, Average] = {}
+        """Each mode's average release, kept if the plan averages refinements over rounds."""
 
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple if no factors have been computed yet.
@@ -201,7 +202,10 @@ class PatientRule(ServerRule):
         self, planned: PlannedRelease, sites: Sequence[str], released: Sequence[Array]
     ) -> None:
         assert planned.mode is not None
-        average = self._memory.averaged(planned.mode, sites, released, planned.seen_sigma)
+        newest = Average(tuple(sites), np.asarray(released, np.float32), planned.seen_sigma)
+        average = averaged(self._averages.get(planned.mode), newest, self.plan.memory)
+        if self.plan.memory:
+            self._averages[planned.mode] = average
         values: Array = average.values
         if self._dropped:
             size, kept = self.factors[planned.mode].shape
@@ -221,7 +225,11 @@ class PatientRule(ServerRule):
             **numbered("half", self._halves),
             "cells": np.array(self._cells),
             "started": np.array(self._started),
-            **self._memory.arrays(),
+            **{
+                f"average_{mode}_{field}": np.array(value)
+                for mode, average in self._averages.items()
+                for field, value in average._asdict().items()
+            },
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
@@ -230,5 +238,13 @@ class PatientRule(ServerRule):
         self._totals = unnumbered(arrays, "total")
         self._halves = unnumbered(arrays, "half")
         self._cells = float(arrays["cells"])
-        self._memory.restore(arrays, len(self.factors))
         self.factors, self._started = unnumbered(arrays, "factor"), bool(arrays["started"])
+        self._averages = {
+            mode: Average(
+                tuple(arrays[f"average_{mode}_sites"].tolist()),
+                arrays[f"average_{mode}_values"],
+                float(arrays[f"average_{mode}_sigma"]),
+            )
+            for mode in range(len(self.factors))
+            if f"average_{mode}_sites" in arrays
+        }

@@ -217,6 +217,21 @@ def test_a_refinement_is_averaged_with_the_one_before():
     assert not np.array_equal(rule.factors[1], forgetful.factors[1])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_averages_survive_a_checkpoint(share):
+    rule, again = make_rule(PLANNED), make_rule(PLANNED)
+    rule.plan = again.plan = replace(rule.plan, memory=share)
+    rule.update(2, make_replies(rule, 2))
+    averages = [name for name in rule.state() if name.startswith("average")]
+    assert averages == ["average_0_sites", "average_0_values", "average_0_sigma"] * bool(share)
+    again.restore(rule.state())
+    np.testing.assert_equal(again.state(), rule.state())
+    for number in (3, 4):
+        rule.update(number, make_replies(rule, number))
+        again.update(number, make_replies(again, number))
+    assert_bits(again.factors, rule.factors)
+
+
 def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
     rule = make_rule(PLANNED)
     made = tuple(np.full_like(factor, 0.5) for factor in rule.factors)
