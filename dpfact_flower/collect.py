@@ -1,4 +1,4 @@
-"""Send requests and preflight checks to sites, and repeat requests that were lost.
+"""Send requests to sites, and repeat requests that were lost.
 
 A site may charge a release to its budget and then fail before it replies. If the server repeats the
 request, the site sends the recorded release without a second charge. The server repeats a request
@@ -8,22 +8,19 @@ Halfway through the round, the server repeats the request to all sites that have
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import NamedTuple, TypeVar
 
 import httpx
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from dpfact_flower import errors
-from dpfact_flower.server.readiness import Readiness
-from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, SiteReply
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
@@ -230,31 +227,6 @@ class RetryingGrid(Grid):
         self.seconds = {n: f.seconds for n, f in flights.items() if f.seconds < math.inf}
         return [flight.reply for flight in flights.values() if flight.reply is not None]
 
-    def ask_ready(
-        self, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
-    ) -> list[Readiness]:
-        """Ask the nodes whether they would answer `request` in a round of `timeout` seconds.
-
-        Wait at most `patience` seconds. The nodes answer without reading patients' data.
-        """
-        arrays, config = request.to_wire()
-        content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
-        sent = [
-            Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
-            for node in nodes
-        ]
-        asking = RetryingGrid(self._grid, sent.append)
-        asking.registered = self.registered
-        began = time.time()
-        replies = asking.send_and_receive(list(sent))
-        ended = time.time()
-        node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-        answers = {n: Readiness(n, fault=f"no answer within {patience:g} s") for n in nodes}
-        for reply in replies:
-            node = node_of[reply.metadata.reply_to_message_id]
-            answers[node] = _read(node, reply, began, ended)
-        return list(answers.values())
-
     def _collect(self, exchange: Exchange, end: float) -> None:
         """Receive replies and repeat requests until all replies have arrived or the time is up."""
         patience, flights = 0.0, exchange.flights
@@ -312,22 +284,3 @@ def _is_missing(reply: Message | None) -> bool:
 
 def _says(reply: Message, error: type[errors.DPFactError]) -> bool:
     return reply.has_error() and errors.code_in(reply.error.reason or "") == error.code
-
-
-_UNKNOWN = ("No query function registered", "Invalid message type: query")
-"""Error texts of ClientApps that have no `query` function and thus cannot answer a preflight."""
-
-
-def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:
-    if reply.has_error():
-        reason = format_error(reply.error)
-        can_answer = not any(text in reason for text in _UNKNOWN)
-        return Readiness(node, fault=reason if can_answer else "")
-    try:
-        payload = records.read_reply(reply)
-        site = SiteReply.from_wire(payload.arrays, payload.config, []).site
-    except errors.MessageError as error:
-        return Readiness(node, fault=str(error))
-    replied = reply.metadata.created_at
-    clock = replied - ended if replied > ended else min(replied - began, 0.0)
-    return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], clock)

@@ -21,7 +21,7 @@ from dpfact_flower.server.readiness import (
     write_readiness,
 )
 from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, SiteReply
 
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
@@ -81,15 +81,31 @@ class ConnectedSites:
     def ask_ready(
         self, nodes: Sequence[int], request: RoundRequest, *, warn: bool
     ) -> list[Readiness]:
-        """Ask nodes whether they would accept `request`, and check the names that they state."""
+        """Ask nodes whether they would accept `request`, and check the names that they state.
+
+        The nodes answer without reading patients' data.
+        """
         patience = min(self.timeout, self._coordinator.run.wait_timeout)
         if self._coordinator.resumed:
             patience = max(patience, _BUSY_SECONDS)
             log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
                 "three minutes to answer after a run was killed",
                 patience)  # fmt: skip
-        answers = self.grid.ask_ready(nodes, request, timeout=self.timeout, patience=patience)
-        return self.names.checked(answers, warn=warn)
+        arrays, config = request.to_wire()
+        content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(self.timeout)})
+        messages = [
+            Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
+            for node in nodes
+        ]
+        self.grid.policy = RoundPolicy()
+        self.sent += messages
+        began = time.time()
+        replies = self.grid.send_and_receive(messages)
+        ended = time.time()
+        answers = {n: Readiness(n, fault=f"no answer within {patience:g} s") for n in nodes}
+        for node, reply in self.by_node(replies).items():
+            answers[node] = _read_ready(node, reply, began, ended)
+        return self.names.checked(list(answers.values()), warn=warn)
 
     def leave_out_again(self) -> None:
         """In a resumed run, leave out the nodes that were left out before the first round."""
@@ -132,7 +148,7 @@ class ConnectedSites:
         return self.by_node(self.grid.send_and_receive(messages, timeout=self.seconds))
 
     def by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Return this round's replies, keyed by the nodes that got the requests."""
+        """Return replies to this round's messages, keyed by the nodes that got the requests."""
         # An error about a lost node comes from the SuperLink and has the SuperLink's node ID, so a
         # reply's own node ID is not used.
         node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self.sent}
@@ -189,3 +205,22 @@ class ConnectedSites:
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received in the round."""
         return records.serialised_bytes(*self.sent), records.serialised_bytes(*self._received)
+
+
+_UNKNOWN = ("No query function registered", "Invalid message type: query")
+"""Error texts of ClientApps that have no `query` function and thus cannot answer a preflight."""
+
+
+def _read_ready(node: int, reply: Message, began: float, ended: float) -> Readiness:
+    if reply.has_error():
+        reason = format_error(reply.error)
+        can_answer = not any(text in reason for text in _UNKNOWN)
+        return Readiness(node, fault=reason if can_answer else "")
+    try:
+        payload = records.read_reply(reply)
+        site = SiteReply.from_wire(payload.arrays, payload.config, []).site
+    except MessageError as error:
+        return Readiness(node, fault=str(error))
+    replied = reply.metadata.created_at
+    clock = replied - ended if replied > ended else min(replied - began, 0.0)
+    return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], clock)
