@@ -30,7 +30,7 @@ _MOST_CELLS = 16.0
 """Maximum number of cells in a typical surrogate patient. If real patients have more cells,
 surrogates get fewer codes in every mode."""
 _SLOPE, _OFFSET = 6.5, 2.7
-"""Numbers in the logistic curve that maps `mean_similarity` to the chance of absence in other
+"""Numbers in the logistic curve that maps mean `similarities` to the chance of absence in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, EVEN = 4.0, 0.5
 """Of two phenotypes that are `alike`, one may be part of the other. If a typical patient has more
@@ -109,21 +109,17 @@ def fitted_to_halves(
     return tuple(np.stack(factors) for factors in zip(*models, strict=True))
 
 
-def mean_similarity(factors: Factors, fits: Factors) -> Floats:
-    """Return each phenotype's mean similarity (0 to 1) to the matching phenotypes in `fits`.
+def similarities(factors: Factors, fits: Factors) -> Floats:
+    """Return the similarity (0 to 1) of each phenotype to its match in each fit: a row per fit.
 
     `fits` contains the factors fitted to all `halves`: one array per mode, of shape (fits, codes,
     phenotypes). The similarity of two phenotypes is the product of their cosines over all modes.
     """
-    return np.asarray(_similarities(factors, fits).mean(axis=0))
-
-
-def _similarities(factors: Factors, fits: Factors) -> Floats:
-    similarities = np.zeros((len(fits[0]), factors[0].shape[1]))
-    for row, *fitted in zip(similarities, *fits, strict=True):
+    similar = np.zeros((len(fits[0]), factors[0].shape[1]))
+    for row, *fitted in zip(similar, *fits, strict=True):
         match = match_columns(factors, fitted)
         row[match.estimate] = match.cosines
-    return similarities
+    return similar
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
@@ -133,7 +129,7 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     `alike` count as one.
     """
     with one_blas_thread:
-        real = np.flatnonzero(_chance(mean_similarity(factors, fits)) <= EVEN)
+        real = np.flatnonzero(_chance(similarities(factors, fits).mean(axis=0)) <= EVEN)
         same = alike(factors)[np.ix_(real, real)] & (cells > _MANY_CELLS)
     return max(1, int(connected_components(same, directed=False)[0]))
 
@@ -141,18 +137,18 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return each phenotype's probability of being absent from a noiseless fit to other patients.
 
-    See `mean_similarity` for `fits`. `cells` is a typical patient's number of cells. The
+    See `similarities` for `fits`. `cells` is a typical patient's number of cells. The
     probability is at least one half if a phenotype's codes may be merely frequent (see `_CLEAR`).
     If `cells` exceeds `_MANY_CELLS`, the same limit holds for phenotypes that are `alike`.
     """
     with one_blas_thread:  # sums must not depend on the machine
-        similarities = _similarities(factors, fits)
-        chance = _chance(similarities.mean(axis=0))
+        similar = similarities(factors, fits)
+        chance = _chance(similar.mean(axis=0))
         doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
         chance[doubted] = np.maximum(chance[doubted], EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), EVEN))
         by_chance = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
-        is_clear = (similarities > by_chance).mean(axis=0) >= _CLEAR
+        is_clear = (similar > by_chance).mean(axis=0) >= _CLEAR
         least = np.where(is_clear, 0.0, EVEN)
     return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 

@@ -76,9 +76,9 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
     return unique(made)
 
 
-def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the codes whose weight is at least a third of the first (and largest) weight."""
-    return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
+def leading(rows: Sequence[CodeRow], share: float = LEADING) -> list[CodeRow]:
+    """Return the codes whose weight is at least `share` times the first (and largest) weight."""
+    return [row for row in rows if abs(row.weight) >= share * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:

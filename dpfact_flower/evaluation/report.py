@@ -3,7 +3,7 @@
 The page begins with the phenotypes or, if the model is uninformative, with a warning.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ from dpfact_flower.evaluation.clinical import DRAWS, clinical_measures
 from dpfact_flower.evaluation.comparison import FAIR
 from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.summary import SiteSpending, Summary
@@ -172,7 +171,9 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
                 "title": named or made[number],
                 "made": made[number] if named else "",
                 "text": " ".join(filter(None, sentences)),
-                "codes": {mode: _listed(rows)[:most] for mode, rows in by_mode.items()},
+                "codes": {
+                    mode: prose.leading(rows, _LEAST)[:most] for mode, rows in by_mode.items()
+                },
                 "measured": measured,
                 "certainty": prose.certainty(pairs, chance),
                 "dropped": review is not None and review.verdict == "drop",
@@ -182,7 +183,3 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
             }
         )
     return content
-
-
-def _listed(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    return [row for row in rows if abs(row.weight) >= _LEAST * abs(rows[0].weight)]

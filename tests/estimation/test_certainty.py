@@ -51,8 +51,8 @@ def test_a_phenotype_returns_where_it_is_in_the_fits_whatever_its_place():
     own, other = model(), model(seed=2)
     turned = tuple(factor[:, [2, 0, 3, 1]] for factor in own)
     mixed = tuple(np.hstack([a[:, :2], b[:, 2:]]) for a, b in zip(own, other, strict=True))
-    np.testing.assert_allclose(certainty.mean_similarity(own, fits(turned, own)), 1, rtol=1e-6)
-    found = certainty.mean_similarity(own, fits(turned, mixed))
+    np.testing.assert_allclose(certainty.similarities(own, fits(turned, own)), 1, rtol=1e-6)
+    found = certainty.similarities(own, fits(turned, mixed)).mean(axis=0)
     np.testing.assert_allclose(found[:2], 1, rtol=1e-6)
     assert (found[2:] < 0.8).all()
     chance = certainty.false_discovery(own, fits(turned, mixed), 2.0)
@@ -65,7 +65,7 @@ def test_only_phenotypes_that_return_are_counted_and_where_they_are_few_none_is_
     assert certainty.distinct_number(own, fits(mixed, mixed), 2.0) == 3
     assert certainty.distinct_number(own, fits(other, other), 2.0) == 1
     mostly = tuple(np.hstack([a[:, :1], b[:, 1:]]) for a, b in zip(own, other, strict=True))
-    assert certainty.mean_similarity(own, fits(mostly, mostly))[0] == pytest.approx(1)
+    assert certainty.similarities(own, fits(mostly, mostly))[:, 0] == pytest.approx(1)
     assert min(certainty.false_discovery(own, fits(mostly, mostly), 2.0)) > 0.1
 
 
@@ -78,7 +78,7 @@ def test_a_phenotype_of_frequent_codes_alone_is_not_trusted():
         for mode, (factor, blurred) in enumerate(zip(own, worse, strict=True))
     ]
     frequent = tuple(np.hstack(each) for each in zip(common, (f[:, 1:] for f in own), strict=True))
-    assert min(certainty.mean_similarity(own, fits(frequent))) > 0.9
+    assert certainty.similarities(own, fits(frequent)).min() > 0.9
     chance = certainty.false_discovery(own, fits(frequent), 2.0)
     assert chance[0] == 0.5
     assert max(chance[1:]) < 0.1
