@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteSource, open_site, site_files
 from dpfact_flower.errors import DPFactError, MessageError, RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
-from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.answer import Site
@@ -37,6 +37,7 @@ from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_timeout
+from dpfact_flower.wire.records import Payload
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
@@ -72,36 +73,44 @@ class DPFactClient(NumPyClient):
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Answer one round, or raise a `RoundRefusedError` that contains only an error code."""
-
-        def answered(delay: ReplyDelay) -> Answer:
-            return self._packed(self.site.answer(RoundRequest.from_wire(parameters, config), delay))
-
-        return self._delayed(answered)
+        return self._delayed(self._answered, lambda: Payload(parameters, config))
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Check, without reading data or using budget, whether `fit` would accept a request."""
+        return self._delayed(self._checked, lambda: Payload(parameters, config))
 
-        def checked(delay: ReplyDelay) -> Answer:
-            timeout = round_timeout(config)
-            self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
-            ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
-            arrays, reply = SiteReply(self.site.name, ()).to_wire()
-            return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
+    def reply(self, message: Message, *, charged: bool) -> Answer:
+        """Answer a message like `fit` or, if nothing may be charged, like `preflight`."""
+        work = self._answered if charged else self._checked
+        return self._delayed(work, partial(records.read_request, message))
 
-        return self._delayed(checked)
+    def _answered(self, request: Payload, delay: ReplyDelay) -> Answer:
+        release = self.site.answer(RoundRequest.from_wire(*request), delay)
+        try:
+            arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
+        except Exception as error:  # for example a lack of memory, which depends on patients
+            log_privately(self.site.name, error)
+            raise RoundFailedError("the release was charged but could not be packed") from None
+        return list(arrays), NUM_EXAMPLES, dict(reply)
 
-    def delayed_refusal(self, error: Exception) -> str:
-        """Log an error, wait until the reply is due, and return the error code for the server."""
-        reason = log_privately(self.site.name, error)
-        self._delay().wait()
-        return reason
+    def _checked(self, request: Payload, delay: ReplyDelay) -> Answer:
+        timeout = round_timeout(request.config)
+        self.site.preflight(RoundRequest.from_wire(*request), delay)
+        ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
+        arrays, reply = SiteReply(self.site.name, ()).to_wire()
+        return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
 
-    def _delayed(self, work: Callable[[ReplyDelay], Answer]) -> Answer:
-        """Return the answer of `work`, or raise a `RoundRefusedError`, once the reply is due."""
-        delay = self._delay()
+    def _delayed(
+        self, work: Callable[[Payload, ReplyDelay], Answer], read: Callable[[], Payload]
+    ) -> Answer:
+        """Read a request and return the answer of `work` to it, once the reply is due.
+
+        If `read` or `work` fails, raise a `RoundRefusedError` at that time.
+        """
+        delay, self._first_delay = self._first_delay or ReplyDelay(self._reply_after), None
         answer, reason = None, ""
         try:
-            answer = work(delay)
+            answer = work(read(), delay)
         except Exception as error:  # the text of an error must not reach the server
             reason = log_privately(self.site.name, error)
         with suppress(Exception):  # an error here must not change the reply
@@ -117,18 +126,6 @@ class DPFactClient(NumPyClient):
             raise RoundRefusedError(reason) from None
         return answer
 
-    def _packed(self, release: Release) -> Answer:
-        try:
-            arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
-        except Exception as error:  # for example a lack of memory, which depends on patients
-            log_privately(self.site.name, error)
-            raise RoundFailedError("the release was charged but could not be packed") from None
-        return list(arrays), NUM_EXAMPLES, dict(reply)
-
-    def _delay(self) -> ReplyDelay:
-        first, self._first_delay = self._first_delay, None
-        return first or ReplyDelay(self._reply_after)
-
 
 _SIMULATION_KEYS = {"partition-id", "num-partitions"}
 
@@ -138,16 +135,16 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Answer one round, or reply with an error code if the round fails."""
-    return _reply(message, context, DPFactClient.fit)
+    return _reply(message, context, charged=True)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Report, without reading data or using budget, whether the site would answer a round."""
-    return _reply(message, context, DPFactClient.preflight)
+    return _reply(message, context, charged=False)
 
 
-def _reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
+def _reply(message: Message, context: Context, *, charged: bool) -> Message:
     came_in = time.monotonic()
     use_flower_handler()  # not on import, because other code imports `DPFactClient` from here
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
@@ -155,17 +152,13 @@ def _reply(message: Message, context: Context, ask: Callable[..., Any]) -> Messa
         client = client_for(context, came_in=came_in, time_left=seconds)
     except RoundRefusedError as error:  # the delay is already over
         return records.error_reply(message, str(error))
-    return client_reply(message, client, ask)
+    return client_reply(message, client, charged=charged)
 
 
-def client_reply(message: Message, client: DPFactClient, ask: Callable[..., Any]) -> Message:
+def client_reply(message: Message, client: DPFactClient, *, charged: bool) -> Message:
     """Return a client's reply to a request, or an error reply if the client raises an error."""
     try:
-        request = records.read_request(message)
-    except Exception as error:  # the text of an error must not reach the server
-        return records.error_reply(message, client.delayed_refusal(error))
-    try:
-        content = records.answer(*ask(client, request.arrays, request.config))
+        content = records.answer(*client.reply(message, charged=charged))
     except RoundRefusedError as error:  # here too, the delay is already over
         return records.error_reply(message, str(error))
     except Exception as error:  # for example a lack of memory, which depends on patients

@@ -4,6 +4,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -342,12 +343,12 @@ def real_settings(tmp_path, name: str, **changed) -> SiteSettings:
 def grid_of(clients) -> Lossy:
     app = ClientApp()
 
-    def reply(message, context, ask):
+    def reply(message, context, charged):
         client = clients[int(context.node_config["partition-id"])]
-        return client_reply(message, client, ask)
+        return client_reply(message, client, charged=charged)
 
-    app.train()(lambda message, context: reply(message, context, DPFactClient.fit))
-    app.query()(lambda message, context: reply(message, context, DPFactClient.preflight))
+    app.train()(partial(reply, charged=True))
+    app.query()(partial(reply, charged=False))
     return Lossy(app, NAMES[: len(clients)])
 
 

@@ -5,7 +5,7 @@ deployment, the summary contains only what the server knows.
 """
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,6 @@ from importlib.metadata import version
 from logging import ERROR, INFO, WARNING
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -237,9 +236,10 @@ def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation:
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()
 
-    def reply(ask: Callable[..., Any], message: Message, context: Context) -> Message:
-        return client_reply(message, clients[int(context.node_config["partition-id"])], ask)
+    def reply(message: Message, context: Context, *, charged: bool) -> Message:
+        client = clients[int(context.node_config["partition-id"])]
+        return client_reply(message, client, charged=charged)
 
-    app.train()(partial(reply, DPFactClient.fit))
-    app.query()(partial(reply, DPFactClient.preflight))
+    app.train()(partial(reply, charged=True))
+    app.query()(partial(reply, charged=False))
     return app
