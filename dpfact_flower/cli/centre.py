@@ -146,7 +146,7 @@ def status(folder: opt.Folder, as_json: opt.AsJson = False) -> None:
     """Show a deployed run's progress and sites, and the epsilon of each site's replies.
 
     FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. The epsilon
-    shown counts only replies that arrived. The site's own ledger also counts lost replies.
+    shown counts only usable replies. The site's own ledger is exact: it counts every charged reply.
     """
     from dpfact_flower.server.status import run_status
 

@@ -1,7 +1,7 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
-The server knows only the charges for replies that it received. If a reply is lost, the reply's
-charge appears only in the site's own ledger.
+The server counts only the charges for usable replies. If a reply is lost or unusable (for example,
+because two sites have one name), only the site's own ledger, which is exact, contains its charge.
 """
 
 from collections.abc import Callable, Mapping, Sequence
