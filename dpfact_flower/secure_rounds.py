@@ -92,10 +92,10 @@ class SecureRounds:
         self._last, coordinator = last, self._coordinator
         if (folder := coordinator.run_dir) is not None:
             stage = SecureStage("sum", last.number, self._members, last.asked).to_text()
-            kept = {"round": last.round, "opened": last.opened, "stage": stage}
+            kept = {"round": last.round, "opened": last.opened, "charged": last.charged}
             path, durable = folder / SECURE, coordinator.durable
             with disk_errors(folder), replacing(path, durable=durable) as file:
-                file.write(json.dumps(kept).encode())
+                file.write(json.dumps({**kept, "stage": stage}).encode())
 
     def finish(
         self, number: int, replies: Mapping[int, Message]
@@ -172,10 +172,11 @@ class SecureRounds:
             content = from_json((folder / SECURE).read_bytes())
             stage = SecureStage.from_text(content["stage"])
             number, opened = content["round"], content["opened"]
+            charged = tuple(content.get("charged", ()))  # older files have none
         except (OSError, KeyError, TypeError, ValueError):
             raise DataError(
                 f"{folder / SECURE}: damaged; restore it from a copy, or start a new run"
             ) from None
         self._members = stage.members
-        self._last = Attempt(number, stage.attempt, stage.asked, opened)
+        self._last = Attempt(number, stage.attempt, stage.asked, opened, charged)
         return True

@@ -28,7 +28,7 @@ from dpfact_flower.runtime import grid as grids
 from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server import secure
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.server.history import CHECKPOINT
+from dpfact_flower.server.history import CHECKPOINT, read_history
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
@@ -321,7 +321,9 @@ def test_what_was_opened_before_a_server_died_is_added_up_when_sites_are_back(tm
         watched.server(run_dir=tmp_path / "run").start(Steady(watched))
     with pytest.raises(DPFactError, match="site-3"):
         watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)})
-    watched.gone_on(tmp_path / "run")
+    (missed,) = read_history(tmp_path / "run")
+    assert missed.sites == tuple(NAMES[:4])  # site-3 was charged before the server died
+    assert watched.gone_on(tmp_path / "run").records[0].dropped == ()
 
 
 def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(tmp_path, watched):
@@ -329,7 +331,17 @@ def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(
     with pytest.raises(DPFactError, match=r"site-3.*site-4"):
         watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
     again = watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)})
-    assert again.records[0].sites == ("site-1", "site-2", "site-4")
+    (record, *_) = again.records
+    assert (record.sites, record.dropped) == (("site-1", "site-2", "site-4"), ("site-3",))
+
+
+def test_a_charge_before_a_server_died_is_on_record_although_the_site_never_returns(
+    tmp_path, watched
+):
+    with dying("before it asks", 3), pytest.raises(Killed):  # a second attempt, without site-4
+        watched.server(run_dir=tmp_path / "run").start(Steady(watched, {("site-4", "sum 1", 1)}))
+    (record, *_) = watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)}).records
+    assert (record.sites, record.dropped) == (("site-1", "site-2", "site-4"), ("site-3",))
 
 
 def test_a_run_that_began_with_fewer_sites_goes_on_with_these(tmp_path, watched):

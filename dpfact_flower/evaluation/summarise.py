@@ -159,12 +159,12 @@ def _recorded(
 
 
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Return the planned releases of each site that has replied at least once.
+    """Return the planned releases of each site that has been charged at least once.
 
     A round without a timely reply is included, because the site may have charged the round.
     """
     rounds = range(1, coordinator.asked_rounds + 1)
-    sites = sorted({site for record in coordinator.records for site in record.sites})
+    sites = sorted({site for record in coordinator.records for site, *_ in record.answers})
     events = tuple(event for number in rounds for event in coordinator.rule.planned_events(number))
     return dict.fromkeys(sites, events)
 

@@ -67,6 +67,7 @@ class Coordinator:
                             "and spend budget; give DPFact the code lists")  # fmt: skip
         self.durable = durable
         self.records: list[RoundRecord] = []
+        self._missed: list[RoundRecord] = []  # at most one: of the round that must be repeated
         self.resumed = False
         """Whether the run continues from a checkpoint, possibly one from before round 1."""
         if self.run_dir is not None:
@@ -108,6 +109,11 @@ class Coordinator:
         return self.finished_rounds
 
     @property
+    def _charged(self) -> dict[str, int]:
+        """The charged sites of a round that must be repeated, with the number of the round."""
+        return {site: number for missed in self._missed for site, number, _ in missed.answers}
+
+    @property
     def factors(self) -> Factors:
         """Current global factors, one array per feature mode."""
         return self.rule.factors
@@ -147,7 +153,7 @@ class Coordinator:
             selection=self.rule.selection,
             rule=self.rule.name,
             usages=self.rule.usages(round_number),
-            answered={site: number for number, site in before},
+            answered={**{site: number for number, site in before}, **self._charged},
         )
 
     def begin(self) -> None:
@@ -200,7 +206,8 @@ class Coordinator:
         With secure sums, replies contain no arrays, and `sums` contains one total per group of
         sites (none if the sum failed). `charged` names all sites that spent budget on the sum,
         including sites that dropped out. If too few sites replied or the sum failed, the factors
-        stay unchanged. If later rounds need the missing result, a `QuorumError` is raised.
+        stay unchanged. If later rounds need the missing result, a `QuorumError` is raised, and the
+        next record of the round also names the sites that are charged already.
         """
         unique, failed = _distinct(replies, failures)
         for failure in failed:
@@ -210,18 +217,20 @@ class Coordinator:
         enough = len(unique) >= self.run.min_sites and bool(statistics)
         record = RoundRecord(
             round_number, sites, tuple(failed), enough, bytes_down, bytes_up, seconds, utc_now(),
-            quorum_seconds if enough else 0.0, dropped=tuple(sorted({*charged}.difference(sites))),
+            quorum_seconds if enough else 0.0,
+            dropped=tuple(sorted({*charged, *self._charged}.difference(sites))),
         )  # fmt: skip
         if enough:
             self._update(round_number, statistics)
         else:
             self._check_may_miss(record, sum_failed=sums is not None and not sums)
         self.records.append(record)
+        self._missed = []
         self.save()
         return record
 
     def _check_may_miss(self, record: RoundRecord, *, sum_failed: bool) -> None:
-        """Raise a `QuorumError` if later rounds need the result of a round that has none."""
+        """Keep the record and raise a `QuorumError` if later rounds need the missing result."""
         short = f"{len(record.sites)} usable replies, the quorum is {self.run.min_sites}"
         advice = "once the sites are back, or with a lower min-sites"
         if sum_failed:
@@ -230,8 +239,8 @@ class Coordinator:
         if not self.rule.needs_quorum(record.round):
             _logger.warning("round %d: %s: the global model is unchanged", record.round, short)
             return
-        if self.run_dir is not None:  # the history helps users find the cause
-            write_history(self.run_dir, [*self.records, record], durable=self.durable)
+        self._missed = [record]
+        self.save()
         raise QuorumError(
             f"round {record.round}: {short}, and later rounds build on this one", record.failures,
             f"Nothing that was charged is lost: continue with resume = true {advice}",
@@ -242,9 +251,9 @@ class Coordinator:
         if self.run_dir is None:
             return
         identity = {**self._identity(), "sites": self._planned_sites}
-        checkpoint = Checkpoint(identity, self.records, self._state())
+        checkpoint = Checkpoint(identity, self.records, self._state(), self._missed)
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
-        write_history(self.run_dir, self.records, durable=self.durable)
+        write_history(self.run_dir, [*self.records, *self._missed], durable=self.durable)
 
     def check_learned(self) -> None:
         """Raise a `QuorumError` if no round of the run met the quorum."""
@@ -300,9 +309,9 @@ class Coordinator:
                 f"{path}: a checkpoint of another run, which differs in {', '.join(differing)}; "
                 f"the checkpoint has {values}"
             )
-        self.records, self.resumed = checkpoint.records, True
+        self.records, self._missed, self.resumed = checkpoint.records, checkpoint.missed, True
         self._restore(checkpoint.arrays)
-        write_history(folder, self.records, durable=self.durable)
+        write_history(folder, [*self.records, *self._missed], durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
 
 
@@ -316,7 +325,7 @@ def _checkpoint_in(folder: Path, *, resume: bool) -> Checkpoint | None:
             raise StateError(f"{path}: no checkpoint to resume from")
         return None
     checkpoint = Checkpoint.read(path)
-    finished, rounds = checkpoint.finished_rounds, checkpoint.identity["rounds"]
+    finished, rounds = len(checkpoint.records), checkpoint.identity["rounds"]
     if not resume and finished < rounds:
         raise StateError(
             f"{folder} holds an unfinished run (round {finished} of {rounds}): set resume = true "

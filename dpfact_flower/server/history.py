@@ -57,7 +57,7 @@ class RoundRecord:
     had answered, or 0 if `updated` is False. `ended` is the UTC time at which the round ended, in
     ISO format. `arrivals` lists an asynchronous round's replies in order of arrival. In an
     asynchronous round, `seconds` is the time since the previous round ended, and `quorum_seconds`
-    is 0. `dropped` lists sites that were charged and then dropped out of a secure sum.
+    is 0. `dropped` lists other charged sites, which answered only an earlier attempt at the round.
     """
 
     round: int
@@ -89,7 +89,7 @@ class RoundRecord:
 def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool) -> None:
     """Replace a run's `history.jsonl`."""
     with disk_errors(folder), replacing(folder / HISTORY, durable=durable) as file:
-        file.write("".join(f"{record.line}\n" for record in records).encode())
+        file.write(_lines(records).encode())
 
 
 def read_history(folder: Path) -> list[RoundRecord]:
@@ -104,6 +104,10 @@ def read_history(folder: Path) -> list[RoundRecord]:
         raise DataError(f"{path}: damaged: its lines are not records of rounds") from None
 
 
+def _lines(records: Iterable[RoundRecord]) -> str:
+    return "".join(f"{record.line}\n" for record in records)
+
+
 def _records(lines: Sequence[bytes | str]) -> list[RoundRecord]:
     return parse_as(list[RoundRecord], [from_json(line) for line in lines])
 
@@ -113,22 +117,22 @@ class Checkpoint:
     """The state of a run between two rounds.
 
     `identity` contains the job and the settings that must not change when a run is resumed.
-    `arrays` contains the state of the update rule.
+    `records` contains a record for each finished round. `arrays` contains the state of the update
+    rule. `missed` contains the record of the next round if the round must be repeated.
     """
 
     identity: dict[str, Any]
     records: list[RoundRecord]
     arrays: Mapping[str, Array]
-
-    @property
-    def finished_rounds(self) -> int:
-        """Number of finished rounds."""
-        return self.records[-1].round if self.records else 0
+    missed: list[RoundRecord]
 
     def write(self, path: Path, *, durable: bool) -> None:
         """Replace the previous checkpoint."""
-        history = "\n".join(record.line for record in self.records)
-        texts = {"identity": json.dumps(self.identity), "history": history}
+        texts = {
+            "identity": json.dumps(self.identity),
+            "history": _lines(self.records),
+            "missed": _lines(self.missed),
+        }
         arrays = {**self.arrays, **{name: np.array(text) for name, text in texts.items()}}
         with disk_errors(path), replacing(path, durable=durable) as file:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
@@ -147,7 +151,9 @@ class Checkpoint:
                 f"{path}: damaged checkpoint; restore it from a copy, or start a new run"
             ) from None
         identity = json.loads(str(arrays.pop("identity")))
-        return cls(identity, _records(str(arrays.pop("history")).splitlines()), arrays)
+        records = _records(str(arrays.pop("history")).splitlines())
+        missed = _records(str(arrays.pop("missed", "")).splitlines())  # older files have none
+        return cls(identity, records, arrays, missed)
 
 
 def _checksum(arrays: Mapping[str, Array]) -> str:

@@ -22,12 +22,16 @@ from dpfact_flower.wire.secure import SecureStage, read_sealed
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum. `opened` is true once the server asks for unmasking secrets."""
+    """An attempt at a round's sum. `opened` is true once the server asks for unmasking secrets.
+
+    `charged` names the sites that the server knows to be charged for the round.
+    """
 
     round: int
     number: int
     asked: tuple[str, ...]
     opened: bool = False
+    charged: tuple[str, ...] = ()
 
 
 class SecureSum:
@@ -51,7 +55,7 @@ class SecureSum:
         self._terms = self._sharing.terms(request.job, request.terms, names)
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
-        self.charged: set[str] = set()
+        self.charged = set(last.charged if last.round == request.round else ())
         """Sites that answered an attempt and were therefore charged."""
         self.next_attempt()
 
@@ -88,7 +92,8 @@ class SecureSum:
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1
             names = tuple(sorted(self._masked)) or self._terms.sites
-            self.last = Attempt(number, attempt_number, names)
+            charged = tuple(sorted(self.charged))
+            self.last = Attempt(number, attempt_number, names, charged=charged)
         asked = self.last.asked
         members = tuple(member for member in self._members if member.site in asked)
         self._question = self._planned.question(
@@ -110,7 +115,7 @@ class SecureSum:
 
     def openings(self) -> dict[str, SecureStage]:
         """Return a request for each site that has not yet sent its secrets for unmasking."""
-        self.last = self.last._replace(opened=True)
+        self.last = self.last._replace(opened=True, charged=tuple(sorted(self.charged)))
         return {
             site: SecureStage(
                 "open", self._question.attempt, self._members, tuple(self.names),

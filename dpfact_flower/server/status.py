@@ -12,7 +12,7 @@ from typing import Any
 
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.privacy import account
-from dpfact_flower.server.history import CHECKPOINT, HISTORY, Checkpoint, RoundRecord, read_history
+from dpfact_flower.server.history import CHECKPOINT, Checkpoint, RoundRecord
 from dpfact_flower.server.readiness import Readiness, called, read_readiness
 from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -68,13 +68,13 @@ def run_status(folder: Path) -> RunStatus:
         raise StateError(f"{folder}: no run was begun here (no {CHECKPOINT}){why}")
     checkpoint = Checkpoint.read(path)
     identity = checkpoint.identity
-    records = read_history(folder) if (folder / HISTORY).exists() else checkpoint.records
+    records = [*checkpoint.records, *checkpoint.missed]
     privacy, cost = PrivacySettings.from_config(identity), _cost(identity)
     names = {_name(called(site.node, site.site)) for site in ready}
     for record in records:
-        names |= {*record.sites, *(_name(failure.who) for failure in record.failures)}
+        names |= {*record.sites, *record.dropped, *(_name(each.who) for each in record.failures)}
     return RunStatus(
-        identity["job"], privacy.privacy, privacy.delta, checkpoint.finished_rounds,
+        identity["job"], privacy.privacy, privacy.delta, len(checkpoint.records),
         identity["rounds"], records[-1].ended if records else "",
         tuple(record.round for record in records if record.sites and not record.updated),
         tuple(_site(name, records, cost, ready) for name in sorted(names)),

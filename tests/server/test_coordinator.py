@@ -262,16 +262,30 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     assert make(tmp_path / "parts", resume=True).finished_rounds == 6
 
 
-def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp_path):
-    first = make(tmp_path, min_sites=2, start="auto")  # which is round 1
+def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp_path):
+    options = {"min_sites": 2, "start": "auto"}  # which is round 1
+
+    def missed(coordinator: Coordinator, sites, **more) -> None:
+        with pytest.raises(QuorumError, match="continue with resume = true"):
+            coordinator.close_round(1, [start_of(site) for site in sites], [gone], **more)
+
+    first, gone = make(tmp_path, **options), Failure("node 7", "no reply")
+    ones = np.ones(first.rule.reply_shapes(1)[0], np.float32)
+    start_of = lambda site: SiteReply(site, (ones,))  # noqa: E731
     first.begin()
-    reply = SiteReply("a", (np.ones(first.rule.reply_shapes(1)[0], np.float32),))
-    with pytest.raises(QuorumError, match="continue with resume = true"):
-        first.close_round(1, [reply], failed := [Failure("node 7", "no reply")])
-    assert read_history(tmp_path) == [RoundRecord(1, ("a",), tuple(failed), False, 0, 0, 0.0)]
-    again = make(tmp_path, resume=True, min_sites=2, start="auto")
-    assert (again.finished_rounds, read_history(tmp_path)) == (0, [])
+    missed(first, "a")
+    record = RoundRecord(1, ("a",), (gone,), False, 0, 0, 0.0)
+    again = make(tmp_path, resume=True, **options)
+    assert (again.finished_rounds, read_history(tmp_path)) == (0, [record])
     assert again.request(1).digest == first.request(1).digest
+    assert again.request(1).answered == {"a": 1}  # so the site refuses a ledger without round 1
+    missed(again, "b", charged=("b", "c"))
+    assert read_history(tmp_path) == [replace(record, sites=("b",), dropped=("a", "c"))]
+    last = make(tmp_path, resume=True, **options)
+    record = last.close_round(1, [start_of("c"), start_of("d")], [])
+    assert (record.updated, record.dropped, read_history(tmp_path)) == (True, ("a", "b"), [record])
+    assert last.request(2).answered == dict.fromkeys("abcd", 1)
+    assert make(tmp_path, resume=True, **options).records == [record]
 
 
 def test_an_unfinished_run_is_not_overwritten_and_no_other_is_resumed(tmp_path):

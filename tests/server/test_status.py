@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import DataError, QuorumError, StateError
+from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.privacy import account
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
@@ -99,10 +100,18 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
     again = Coordinator(
         SHAPE, solver=it.solver, privacy=PATIENT, run=it.run, run_dir=tmp_path, resume=True
     )
-    close(again, 1, ("north", "south"))
+    assert run_status(tmp_path) == found
+    close(again, 1, ("east", "south"))  # and the site that paid never returns
     found = run_status(tmp_path)
     assert (found.finished, found.missed) == (1, ())
-    assert {site.epsilon_unused for site in found.sites} == {0}
+    assert [(site.name, site.used, site.unused) for site in found.sites] == [
+        ("east", 1, 0), ("north", 0, 1), ("south", 1, 0)
+    ]  # fmt: skip
+    assert [site.epsilon_unused for site in found.sites] == [0, north.epsilon, 0]
+    spent = summarise(again, None, tmp_path, measured=False)[0].spent
+    assert {name: site.epsilon for name, site in spent.per_site.items()} == dict.fromkeys(
+        ("east", "north", "south"), north.epsilon
+    )
 
 
 @pytest.mark.parametrize("privacy", [PrivacySettings(privacy="none"), PAPER], ids=["none", "paper"])
