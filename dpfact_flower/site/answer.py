@@ -89,8 +89,8 @@ class Site:
         assert last is not None
         store = self._hospital.store(request.job, last.fingerprint)
         try:
+            store.forget_secrets()  # even if the disk is full
             store.keep_ending(*replace(request, answered={}).to_wire())  # `answered` may be large
-            store.forget_secrets()
         except OSError as error:  # the server ends the run in any case
             _logger.error("the last request of job %s cannot be kept (%s)", request.job, error)
         return release_nothing()

@@ -72,9 +72,9 @@ class JobFolder:
 
     def close(self) -> None:
         """Mark the job as closed, so that the site refuses all new rounds of the job."""
+        self.forget_secrets()  # even if the disk is full
         with replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
-        self.forget_secrets()
 
     def forget_secrets(self) -> None:
         """Delete a job's key and noisy vector for secure sums, and all their temporary copies."""
@@ -179,10 +179,12 @@ class SiteStore(JobFolder):
 
 
 def close_jobs(folder: Path) -> int:
-    """Close all jobs in a site's folder, and return the number of jobs."""
+    """Close all jobs in a site's folder, delete new jobs' keys, and return the number of jobs."""
     if not folder.exists():  # its owner must be the user who answers requests
         return 0
     with locked(folder):
+        for path in folder.glob(".*secure-job*"):  # no job's name begins with a dot
+            path.unlink()
         jobs = [path.name for path in folder.iterdir() if path.is_dir()]
         for job in jobs:
             JobFolder(folder, job).close()

@@ -484,4 +484,6 @@ def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(wor
 def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch):
     _, after = with_other_data(worlds)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", FULL)
+    (key := after.client.site._hospital.folder / "job" / "secure-job.json").touch()
     assert [after.ask(2), after.ask(2)] == [("dpfact:failed", 1)] * 2
+    assert not key.exists()
