@@ -22,7 +22,7 @@ from dpfact_flower.site.resources import bytes_to_reserve, check_memory, reserve
 from dpfact_flower.site.round import RoundWork
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.secure import SecureRound, secure_round
-from dpfact_flower.site.store import JobFolder, has_jobs
+from dpfact_flower.site.store import has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -43,7 +43,6 @@ class Admitted:
     request: RoundRequest
     work: RoundWork
     announced: Sequence[ReleaseEvent]
-    job_folder: JobFolder
     ledger: Ledger | None
     rows: Sequence[LedgerRow]
     last: LedgerRow | None
@@ -76,9 +75,8 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             secure = secure_round(hospital, request, work.planned, answered=repeated is not None)
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")
-        folder = hospital.job_folder(request.job)
         events = work.cost()
-        admission = Admitted(request, work, events, folder, ledger, rows, last, repeated, secure)
+        admission = Admitted(request, work, events, ledger, rows, last, repeated, secure)
         if not hospital.simulation:
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:
@@ -123,7 +121,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
         check_memory(admission.announced)
         check_attempts(hospital.folder)
     read_data_key(hospital.folder)
-    if admission.job_folder.is_closed:
+    if hospital.store(admission.request.job).is_closed:
         raise StateError(OTHER_DATA.format(job=admission.request.job))
 
 

@@ -141,7 +141,8 @@ class Site:
                     _logger.warning(text, self.name, hospital.root)
                 ledger = stack.enter_context(hospital.ledger(create=True))
             data_key(hospital.folder)  # creates the key if it is missing
-            admission.job_folder.create()  # from now on, a missing ledger is an error
+            # From now on, a missing ledger is an error.
+            hospital.store(admission.request.job).create()
             if not hospital.simulation:
                 stack.enter_context(counting_attempt(hospital.folder))
             yield ledger

@@ -14,7 +14,7 @@ from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings, refuse_unknown
 from dpfact_flower.site.lockout import failed_attempts
-from dpfact_flower.site.store import JobFolder, SiteStore, has_jobs
+from dpfact_flower.site.store import SiteStore, has_jobs
 
 ANSWERING = ".answering"
 """File in the state folder that exists while the site answers a message."""
@@ -54,11 +54,7 @@ class Hospital:
         """Open the site's ledger."""
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
-    def job_folder(self, job: str) -> JobFolder:
-        """Return a job's `JobFolder`, which cannot read files made from patients' data."""
-        return JobFolder(self.folder, job, durable=not self.simulation)
-
-    def store(self, job: str, fingerprint: str) -> SiteStore:
+    def store(self, job: str, fingerprint: str = "") -> SiteStore:
         """Return the store of a job's files. `fingerprint` identifies the patients' data."""
         return SiteStore(self.folder, job, fingerprint, durable=not self.simulation)
 

@@ -53,14 +53,20 @@ class RoundMeasures:
     seconds: float
 
 
-class JobFolder:
-    """A site's folder for one job, ``state-dir/site/job/``. `SiteStore` adds patients' files."""
+class SiteStore:
+    """A site's folder for one job, ``state-dir/site/job/``.
 
-    def __init__(self, site: Path, job: str, *, durable: bool = True) -> None:
+    The class refuses to read files made from patients' data with another `fingerprint`. Without a
+    fingerprint, it refuses all such files.
+    """
+
+    def __init__(
+        self, site: Path, job: str, fingerprint: str = "", *, durable: bool = True
+    ) -> None:
         self.folder = site / job
         for path in (site.parent, site, self.folder):
             check_own(path)
-        self._durable = durable
+        self._fingerprint, self._durable = fingerprint, durable
 
     def create(self) -> None:
         """Create the job's folder, and a text file that warns that the folder is not private."""
@@ -85,14 +91,6 @@ class JobFolder:
     def is_closed(self) -> bool:
         """Whether the job has been closed."""
         return (self.folder / _CLOSED).exists()
-
-
-class SiteStore(JobFolder):
-    """A job's folder. An npz file is read only if it was written for the given `fingerprint`."""
-
-    def __init__(self, site: Path, job: str, fingerprint: str, *, durable: bool = True) -> None:
-        super().__init__(site, job, durable=durable)
-        self._fingerprint = fingerprint
 
     def save(self, state: SiteState) -> None:
         """Write a round's factors, and keep the factors of earlier rounds."""
@@ -187,7 +185,7 @@ def close_jobs(folder: Path) -> int:
             path.unlink()
         jobs = [path.name for path in folder.iterdir() if path.is_dir()]
         for job in jobs:
-            JobFolder(folder, job).close()
+            SiteStore(folder, job).close()
     return len(jobs)
 
 
