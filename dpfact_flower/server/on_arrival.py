@@ -51,9 +51,6 @@ class _Site:
     failed: bool = False
 
 
-_SAVED_FIELDS = ("round", "version", "answered", "based", "failed")  # in a checkpoint's JSON text
-
-
 @dataclass
 class _OpenRound:
     """The replies, failures and traffic of the current round so far."""
@@ -217,8 +214,8 @@ class OnArrival(Coordinator):
             "version": self._version,
             "open": asdict(self._round),
             "sites": {
-                label: {name: getattr(site, name) for name in _SAVED_FIELDS}
-                for label, site in self._sites.items()
+                name: {**vars(site), "asked": None, "last": ()}  # saved as arrays
+                for name, site in self._sites.items()
             },
         }
         arrays[_STATE] = np.array(json.dumps(saved))
@@ -236,4 +233,4 @@ class OnArrival(Coordinator):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None
             last = unnumbered(arrays, f"last_{number}")
-            self._sites[name] = _Site(asked=request, last=last, **fields)
+            self._sites[name] = _Site(**{**fields, "asked": request, "last": last})
