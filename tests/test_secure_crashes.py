@@ -326,20 +326,16 @@ def test_what_was_opened_before_a_server_died_is_added_up_when_sites_are_back(tm
     assert watched.gone_on(tmp_path / "run").records[0].dropped == ()
 
 
-def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(tmp_path, watched):
-    lost = {("site-4", "sum 1", 1), ("site-3", "sum 2", 1)}
-    with pytest.raises(DPFactError, match=r"site-3.*site-4"):
-        watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
-    again = watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)})
-    (record, *_) = again.records
-    assert (record.sites, record.dropped) == (("site-1", "site-2", "site-4"), ("site-3",))
-
-
-def test_a_charge_before_a_server_died_is_on_record_although_the_site_never_returns(
-    tmp_path, watched
+@pytest.mark.parametrize(
+    ("times", "end", "says"), [(99, DPFactError, r"site-3.*site-4"), (3, Killed, "^$")],
+    ids=["the run ends", "the server dies in the second attempt"],
+)  # fmt: skip
+def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(
+    tmp_path, watched, times, end, says
 ):
-    with dying("before it asks", 3), pytest.raises(Killed):  # a second attempt, without site-4
-        watched.server(run_dir=tmp_path / "run").start(Steady(watched, {("site-4", "sum 1", 1)}))
+    lost = {("site-4", "sum 1", 1), ("site-3", "sum 2", 1)}
+    with dying("before it asks", times), pytest.raises(end, match=says):
+        watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
     (record, *_) = watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)}).records
     assert (record.sites, record.dropped) == (("site-1", "site-2", "site-4"), ("site-3",))
 

@@ -264,28 +264,21 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
 
 def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp_path):
     options = {"min_sites": 2, "start": "auto"}  # which is round 1
-
-    def missed(coordinator: Coordinator, sites, **more) -> None:
+    it, gone = make(tmp_path, **options), Failure("node 7", "no reply")
+    ones, asked = (np.ones(it.rule.reply_shapes(1)[0], np.float32),), it.request(1).digest
+    it.begin()
+    for site, charged, dropped in (("a", (), ()), ("b", "bc", ("a", "c"))):
         with pytest.raises(QuorumError, match="continue with resume = true"):
-            coordinator.close_round(1, [start_of(site) for site in sites], [gone], **more)
-
-    first, gone = make(tmp_path, **options), Failure("node 7", "no reply")
-    ones = np.ones(first.rule.reply_shapes(1)[0], np.float32)
-    start_of = lambda site: SiteReply(site, (ones,))  # noqa: E731
-    first.begin()
-    missed(first, "a")
-    record = RoundRecord(1, ("a",), (gone,), False, 0, 0, 0.0)
-    again = make(tmp_path, resume=True, **options)
-    assert (again.finished_rounds, read_history(tmp_path)) == (0, [record])
-    assert again.request(1).digest == first.request(1).digest
-    assert again.request(1).answered == {"a": 1}  # so the site refuses a ledger without round 1
-    missed(again, "b", charged=("b", "c"))
-    assert read_history(tmp_path) == [replace(record, sites=("b",), dropped=("a", "c"))]
-    last = make(tmp_path, resume=True, **options)
-    record = last.close_round(1, [start_of("c"), start_of("d")], [])
-    assert (record.updated, record.dropped, read_history(tmp_path)) == (True, ("a", "b"), [record])
-    assert last.request(2).answered == dict.fromkeys("abcd", 1)
-    assert make(tmp_path, resume=True, **options).records == [record]
+            it.close_round(1, [SiteReply(site, ones)], [gone], charged=charged)
+        record = RoundRecord(1, (site,), (gone,), False, 0, 0, 0.0, dropped=dropped)
+        it = make(tmp_path, resume=True, **options)
+        assert (it.finished_rounds, read_history(tmp_path)) == (0, [record])
+        assert it.request(1).digest == asked
+        assert it.request(1).answered == dict.fromkeys((site, *dropped), 1)
+    record = it.close_round(1, [SiteReply(site, ones) for site in "cd"], [])
+    assert (record.updated, record.dropped) == (True, ("a", "b"))
+    assert it.request(2).answered == dict.fromkeys("abcd", 1)
+    assert make(tmp_path, resume=True, **options).records == read_history(tmp_path) == [record]
 
 
 def test_an_unfinished_run_is_not_overwritten_and_no_other_is_resumed(tmp_path):

@@ -83,11 +83,6 @@ def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path
     assert world.answer(other).reply.startswith("[")
 
 
-def test_an_empty_folder_has_answered_no_first_round(world):
-    assert world.answer(replace(requests()[2], answered={"north": 1})).reply == "dpfact:state"
-    assert (world.folder / "north" / lockout._NOTE).exists()
-
-
 def test_a_server_that_says_what_is_so_is_answered(world):
     asked = requests()
     for number in (1, 2, 3):

@@ -1,5 +1,6 @@
 """A site's stored files: exact, complete after any crash, and accessible only to the owner."""
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -131,9 +132,9 @@ def test_a_folder_that_others_may_write_to_is_refused(store, tmp_path, place):
 
 def test_state_of_other_data_is_refused(store, tmp_path):
     store.save(make_state())
-    for arguments in ((), (1,)):
+    for arguments, fingerprint in itertools.product(((), (1,)), ("0" * 64, "")):
         with pytest.raises(StateError, match=r"made from different data.* start a new job"):
-            make_store(tmp_path / "state", "0" * 64).load(*arguments)
+            make_store(tmp_path / "state", fingerprint).load(*arguments)
 
 
 def damages(whole: bytes):
