@@ -30,7 +30,7 @@ from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
-from dpfact_flower.site.store import SiteStore, close_jobs
+from dpfact_flower.site.store import close_jobs
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.secure import SecureStage
@@ -496,13 +496,8 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["the run ends", "a disk is full", "the hospital closes it"])
-def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(
-    tmp_path, hospitals, monkeypatch, end
-):
-    closes = end == "the hospital closes it"
-    if end == "a disk is full":
-        monkeypatch.setattr(SiteStore, "keep_ending", Mock(side_effect=OSError(28, "full")))
+@pytest.mark.parametrize("closes", [False, True], ids=["the run ends", "the hospital closes it"])
+def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals, closes):
     own, grid, seen = tmp_path / "state" / "site-1" / "site-1", grid_of(hospitals), []
 
     def look(_):

@@ -23,11 +23,12 @@ PAPER = PrivacySettings(privacy="paper", epsilon=2.0)
 NORTH = Failure("north (node 12)", "no reply within 9 s")
 
 
-def begun(folder, privacy=PATIENT, kind=Coordinator, **run) -> Coordinator:
+def begun(folder, privacy=PATIENT, kind=Coordinator, *, resume=False, **run) -> Coordinator:
     it = kind(
         SHAPE, privacy=privacy,
         solver=SolverSettings(rank=3, relative_l21=0.0, solver="psgd", clip=1.0),
         run=RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run}), run_dir=folder,
+        resume=resume,
     )  # fmt: skip
     it.begin()
     return it
@@ -97,9 +98,7 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
     north = next(site for site in found.sites if site.name == "north")
     assert (north.used, north.unused) == (0, 1)
     assert north.epsilon_unused == north.epsilon > 0
-    again = Coordinator(
-        SHAPE, solver=it.solver, privacy=PATIENT, run=it.run, run_dir=tmp_path, resume=True
-    )
+    again = begun(tmp_path, resume=True)
     assert run_status(tmp_path) == found
     close(again, 1, ("east", "south"))  # and the site that paid never returns
     found = run_status(tmp_path)

@@ -69,13 +69,6 @@ def state_of(tmp_path, data) -> SiteState:
     return state
 
 
-def test_without_noise_nothing_is_charged_but_the_release_is_on_record(client, data, tmp_path):
-    ask(client, make_request(data))
-    (row,) = rows_of(tmp_path)
-    assert (row.job, row.round, row.shapes, row.events) == ("job", 1, ((9, 4), (12, 4)), ())
-    assert row.unprotected
-
-
 def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     client = make_noisy_client(data, tmp_path)
     request = make_noisy_request(data)
@@ -214,7 +207,9 @@ def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, capl
     assert len(events_of(tmp_path)) == 4
 
 
-def test_without_charge_only_the_last_round_is_answered_again(client, data, tmp_path, caplog):
+def test_without_charge_rounds_are_on_record_and_only_the_last_is_answered_again(
+    client, data, tmp_path, caplog
+):
     caplog.set_level("INFO")
     requests = [make_request(data, round=number) for number in (1, 2)]
     for request in requests:
@@ -222,7 +217,10 @@ def test_without_charge_only_the_last_round_is_answered_again(client, data, tmp_
         assert_bits(ask(make_client(data, tmp_path), request)[0], sent)  # after a restart
         assert f"round {request.round} was asked for again: sending the same" in caplog.text
     assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)[1]
-    assert [row.payload_kept for row in rows_of(tmp_path)] == [False, False]
+    for number, row in enumerate(rows_of(tmp_path), start=1):
+        assert (row.job, row.round, row.shapes) == ("job", number, ((9, 4), (12, 4)))
+        assert (row.events, row.unprotected, row.payload_kept) == ((), True, False)
+    assert number == 2
 
 
 def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):

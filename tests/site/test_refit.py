@@ -97,8 +97,10 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
     client = make_client(data, tmp_path)
     go_to(client, server, server.rounds - 1)
     monkeypatch.setattr(SiteStore, "keep_ending", raising(OSError(28, "No space left")))
+    (secret := tmp_path / "state" / "site-1" / "job" / "secure-job.json").touch()
     assert client.site.answer(server.request(server.rounds)).arrays == ()
     assert "No space left" in caplog.text
+    assert not secret.exists()  # as docs/explanation/secure-sums.md promises
     assert unfitted(tmp_path / "state" / "site-1") == []
 
 

@@ -74,16 +74,13 @@ def test_a_rule_of_others_is_admitted_charged_and_asked_again_for_free(data, tmp
     assert [event.sigma for event in row.events] == [SIGMA]
 
 
-def test_a_rule_that_the_hospital_does_not_name_is_refused(data, tmp_path):
+def test_a_rule_without_code_here_or_that_the_hospital_does_not_name_is_refused(data, tmp_path):
+    with pytest.raises(MessageError, match="rule: there is no 'counts'; there are elastic, pat"):
+        make_site(data, tmp_path).answer(request())
     site_rules.register("counts", Counts)
     with pytest.raises(PrivacyRefusedError, match="rules 'counts'; this site's allow-rules is"):
         make_site(data, tmp_path, allow_rules="elastic,patient").answer(request())
     assert not rows_of(tmp_path)
-
-
-def test_a_rule_without_code_here_is_refused(data, tmp_path):
-    with pytest.raises(MessageError, match="rule: there is no 'counts'; there are elastic, pat"):
-        make_site(data, tmp_path).answer(request())
 
 
 def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp_path):
@@ -96,21 +93,19 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
 
 
 @pytest.mark.parametrize(
-    ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA), (0, 0)],
-    ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost"],
+    ("said", "sent", "mode"),
+    [(SIGMA, SIGMA / 2, "patient"), (SIGMA, 0, "patient"), (0, SIGMA, "patient"),
+     (0, 0, "patient"), (SIGMA, 0, "none")],
+    ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost",
+         "no noise in mode none"],
 )  # fmt: skip
-def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
-    says = "more than it announced" if sent else "values without noise"
-    rule = type("Liar", (Counts,), {"said": said, "sent": sent})
-    check_releases_nothing(rule, make_site(data, tmp_path), tmp_path, caplog, says)
-
-
-def test_a_rule_that_announces_noise_and_adds_none_is_refused_in_mode_none_too(
-    data, tmp_path, caplog
+def test_a_rule_that_sends_more_than_announced_releases_nothing(
+    data, tmp_path, said, sent, mode, caplog
 ):
-    site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0)
-    rule, asked = type("Liar", (Counts,), {"sent": 0.0}), PrivacySettings(privacy="none")
-    check_releases_nothing(rule, site, tmp_path, caplog, "values without noise", privacy=asked)
+    says = "more than it announced" if sent else "values without noise"
+    rule, asked = type("Liar", (Counts,), {"said": said, "sent": sent}), PrivacySettings(mode)
+    site = make_site(data, tmp_path, allow_privacy=mode, max_epsilon=10.0 * (mode != "none"))
+    check_releases_nothing(rule, site, tmp_path, caplog, says, privacy=asked)
 
 
 @pytest.mark.parametrize(
