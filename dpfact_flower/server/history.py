@@ -128,11 +128,8 @@ class Checkpoint:
 
     def write(self, path: Path, *, durable: bool) -> None:
         """Replace the previous checkpoint."""
-        texts = {
-            "identity": json.dumps(self.identity),
-            "history": _lines(self.records),
-            "missed": _lines(self.missed),
-        }
+        texts = {"history": _lines(self.records), "missed": _lines(self.missed)}
+        texts["identity"] = json.dumps(self.identity)
         arrays = {**self.arrays, **{name: np.array(text) for name, text in texts.items()}}
         with disk_errors(path), replacing(path, durable=durable) as file:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]

@@ -210,14 +210,9 @@ class OnArrival(Coordinator):
 
     def _state(self) -> dict[str, Array]:
         arrays = super()._state()
-        saved = {
-            "version": self._version,
-            "open": asdict(self._round),
-            "sites": {
-                name: {**vars(site), "asked": None, "last": ()}  # saved as arrays
-                for name, site in self._sites.items()
-            },
-        }
+        in_arrays = {"asked": None, "last": ()}
+        sites = {name: {**vars(site), **in_arrays} for name, site in self._sites.items()}
+        saved = {"version": self._version, "open": asdict(self._round), "sites": sites}
         arrays[_STATE] = np.array(json.dumps(saved))
         for number, site in enumerate(self._sites.values()):
             arrays |= numbered(f"last_{number}", site.last)

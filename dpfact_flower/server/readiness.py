@@ -7,7 +7,7 @@ registered name, the server uses the first name that the node states.
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -66,17 +66,14 @@ class Readiness:
         name = called(self.node, self.site)
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
-    def warnings(self) -> list[str]:
-        """Return warnings about problems that could stop the run later."""
-        warnings, name, own = [], called(self.node, self.site), version("dpfact-flower")
+    def warnings(self) -> Iterator[str]:
+        """Yield warnings about problems that could stop the run later."""
+        name, own = called(self.node, self.site), version("dpfact-flower")
         if self.version and self.version != own:
-            warnings.append(
-                f"{name} has version {self.version} of dpfact-flower; the server has {own}"
-            )
+            yield f"{name} has version {self.version} of dpfact-flower; the server has {own}"
         if abs(self.clock) > CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"
-            warnings.append(f"{name}: its clock is {abs(self.clock):.0f} s {side}; use NTP")
-        return warnings
+            yield f"{name}: its clock is {abs(self.clock):.0f} s {side}; use NTP"
 
 
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:

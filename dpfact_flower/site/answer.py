@@ -141,8 +141,7 @@ class Site:
                     _logger.warning(text, self.name, hospital.root)
                 ledger = stack.enter_context(hospital.ledger(create=True))
             data_key(hospital.folder)  # creates the key if it is missing
-            # From now on, a missing ledger is an error.
-            hospital.store(admission.request.job).create()
+            hospital.store(admission.request.job).create()  # a missing ledger is now an error
             if not hospital.simulation:
                 stack.enter_context(counting_attempt(hospital.folder))
             yield ledger

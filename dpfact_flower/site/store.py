@@ -54,11 +54,7 @@ class RoundMeasures:
 
 
 class SiteStore:
-    """A site's folder for one job, ``state-dir/site/job/``.
-
-    The class refuses to read files made from patients' data with another `fingerprint`. Without a
-    fingerprint, it refuses all such files.
-    """
+    """A job's folder, which refuses to read files made from data with another `fingerprint`."""
 
     def __init__(
         self, site: Path, job: str, fingerprint: str = "", *, durable: bool = True
