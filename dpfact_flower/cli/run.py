@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.logs import ProgressCallback, flower_quiet
-from dpfact_flower.runtime.superlink import LogFollower, local_superlink
+from dpfact_flower.runtime.superlink import followed, local_superlink
 from dpfact_flower.server.history import CHECKPOINT
 
 NOTHING_LEARNED = 3
@@ -96,10 +96,13 @@ def simulate(
         if not places.synthetic_preset:
             config["data"] = str(places.cohort_folder)
         federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
-        follower = None if verbose else LogFollower(watch, partial(typer.echo, err=True))
-        with local_superlink(places.sites_folder / "flwr", simulation=True) as superlink:
+        following = nullcontext() if verbose else followed(watch, partial(typer.echo, err=True))
+        with (
+            local_superlink(places.sites_folder / "flwr", simulation=True) as superlink,
+            following as log,
+        ):
             watch("starting", 1.0)
-            superlink.run(flower_app, config, federation_config=federation, follower=follower)
+            superlink.run(flower_app, config, federation_config=federation, log=log)
     _finish(places.run_folder, as_json)
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -187,29 +187,40 @@ def _reason(answer: Mapping[str, Any]) -> str:
     return " ".join(str(answer.get("error-message") or "flwr gave no reason").split())
 
 
-class LogFollower:
-    """A callback that receives the lines of a run's Flower log, and shows progress and warnings."""
+@contextmanager
+def followed(report_progress: ProgressCallback, show: Callable[[str], None]) -> Iterator[int]:
+    """Yield a file descriptor for a run's Flower log, and show the log's progress and warnings.
 
-    def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
-        self._report_progress, self._show = report_progress, show
-        self._last: deque[str] = deque(maxlen=200)
+    If the run fails, show the last lines of the log, whatever their level.
+    """
+    read, write = os.pipe()
+    last: deque[str] = deque(maxlen=200)
 
-    def __call__(self, line: str) -> None:
-        """Process the next line."""
-        self._last.append(line)
-        if match := _ROUND.search(line):
-            number, rounds = map(int, match.groups())
-            self._report_progress("rounds", (number - 1) / rounds)
-        elif MEASURING_LINE in line:
-            self._report_progress("rounds", 1.0)
-            self._report_progress("measuring", 0.0)
-        elif _WORTH_SHOWING.search(line) and not any(noise in line for noise in _NOISE):
-            self._show(line.rstrip())
+    def follow() -> None:
+        with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
+            for line in map(str.rstrip, lines):
+                last.append(line)
+                if match := _ROUND.search(line):
+                    number, rounds = map(int, match.groups())
+                    report_progress("rounds", (number - 1) / rounds)
+                elif MEASURING_LINE in line:
+                    report_progress("rounds", 1.0)
+                    report_progress("measuring", 0.0)
+                elif _WORTH_SHOWING.search(line) and not any(noise in line for noise in _NOISE):
+                    show(line)
 
-    def show_all(self) -> None:
-        """Show the last log lines of a failed run, whatever their level."""
-        for line in self._last:
-            self._show(line.rstrip())
+    following = Thread(target=follow)
+    following.start()
+    try:
+        try:
+            yield write
+        finally:
+            os.close(write)
+            following.join()
+    except RunFailedError:
+        for line in last:
+            show(line)
+        raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,35 +236,13 @@ class SuperLink(Connection):
         config: Mapping[str, Scalar],
         *,
         federation_config: str = "",
-        follower: LogFollower | None = None,
+        log: int | None = None,
     ) -> None:
-        """Run a Flower App to completion. If there is no `follower`, print the run's log."""
+        """Run a Flower App to completion. `log` is the log's descriptor, as in `follow`."""
         run = self.submit(app, config, federation_config)
-        with nullcontext() if follower is None else _followed(follower) as log:
-            status = self.follow(run, log).get("status")
+        status = self.follow(run, log).get("status")
         if status != COMPLETED:
-            if follower:
-                follower.show_all()
             raise RunFailedError(f"the run ended as {status!r}; its log is above")
-
-
-@contextmanager
-def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor for writing. A thread passes each written line to `follower`."""
-    read, write = os.pipe()
-
-    def follow() -> None:
-        with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                follower(line)
-
-    following = Thread(target=follow)
-    following.start()
-    try:
-        yield write
-    finally:
-        os.close(write)
-        following.join()
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,41 +12,12 @@ from dpfact_flower.runtime.superlink import (
     COMPLETED,
     MEASURING_LINE,
     Connection,
-    LogFollower,
     RunFailedError,
     SuperLink,
+    followed,
     free_port,
     quiet_environment,
 )
-
-LINES = ["INFO :      [ROUND 1/4]\n", "WARNING :   round 1: é\n"]
-
-
-class Heard(list):
-    """A list of log lines."""
-
-    def __call__(self, line):
-        self.append(line)
-
-    def show_all(self):
-        self.append("all")
-
-
-def test_a_runs_log_goes_to_its_follower_and_its_outcome_counts(tmp_path, monkeypatch):
-    def follow(link, run, log):
-        assert link.environment["FLWR_HOME"] == str(tmp_path)
-        os.write(log, "".join(LINES).encode())
-        return {"status": run}
-
-    monkeypatch.setattr(Connection, "submit", lambda link, app, config, _: config["ends"])
-    monkeypatch.setattr(Connection, "follow", follow)
-    own = {"FLWR_HOME": str(tmp_path)}
-    link = SuperLink("here", own, address="127.0.0.1:9", process=None)
-    good, bad = Heard(), Heard()
-    link.run(tmp_path, {"ends": COMPLETED}, follower=good)
-    with pytest.raises(RunFailedError, match="ended as 'finished:failed'"):
-        link.run(tmp_path, {"ends": "finished:failed"}, follower=bad)
-    assert (good, bad) == (LINES, [*LINES, "all"])
 
 
 def test_no_port_is_given_twice():
@@ -65,20 +38,26 @@ INFO :      Starting Flower Simulation
 WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.
 INFO :      [ROUND 1/4]
 INFO :      [ROUND 3/4]
-WARNING :   round 3: node 5: no reply within 600 s
+WARNING :   round 3: nöde 5: no reply within 600 s
 INFO :      ServerApp-side Evaluate Metrics:
 INFO :      {MEASURING_LINE}
 (ClientAppActor pid=31969) WARNING :   Manually terminating ClientAppActor
 """
 
 
-def test_rounds_are_reported_and_warnings_shown_and_noise_is_not():
-    reported, shown = [], []
-    follower = LogFollower(lambda *progress: reported.append(progress), shown.append)
-    for line in LOG.splitlines(keepends=True):
-        follower(line)
+def test_rounds_and_warnings_are_shown_without_noise_and_all_lines_if_the_run_fails(monkeypatch):
+    def follow(link, run, log):
+        os.write(log, LOG.encode())
+        return {"status": run}
+
+    monkeypatch.setattr(Connection, "submit", lambda link, app, config, _: config["ends"])
+    monkeypatch.setattr(Connection, "follow", follow)
+    link, reported, shown = SuperLink("here", {}, address="127.0.0.1:9", process=None), [], []
+    with followed(lambda *progress: reported.append(progress), shown.append) as log:
+        link.run(Path("app"), {"ends": COMPLETED}, log=log)
     assert reported == [("rounds", 0.0), ("rounds", 0.5), ("rounds", 1.0), ("measuring", 0.0)]
-    assert shown == ["WARNING :   round 3: node 5: no reply within 600 s"]
-    shown.clear()
-    follower.show_all()  # the run has failed
-    assert shown == LOG.splitlines()
+    assert shown == ["WARNING :   round 3: nöde 5: no reply within 600 s"]
+    failed = pytest.raises(RunFailedError, match="ended as 'finished:failed'")
+    with failed, followed(Mock(), shown.append) as log:
+        link.run(Path("app"), {"ends": "finished:failed"}, log=log)
+    assert shown[2:] == LOG.splitlines()
