@@ -42,7 +42,7 @@ def centre_init(
 ) -> None:
     """Write a centre's certificates, systemd unit, proxy configuration and Flower configuration.
 
-    NAME is the DNS name or address at which hospitals reach the centre.
+    NAME is the DNS name or IPv4 address at which hospitals reach the centre.
     """
     from dpfact_flower.runtime.check import program_faults
     from dpfact_flower.runtime.installation import cert_fingerprint, renew_centre, write_centre
@@ -121,7 +121,8 @@ def submit(
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 
     opt.refuse_finished(out, settings, force=force)  # a second run would spend epsilon again
-    lists = ",".join(str(Path(file).expanduser().resolve()) for file in vocabulary.split(","))
+    files = filter(None, map(str.strip, vocabulary.split(",")))
+    lists = ",".join(str(Path(file).expanduser().resolve()) for file in files)
     folder = str(out.expanduser().resolve())
     config = opt.run_config(flower_app, settings, data="", vocabulary=lists, out=folder)
     load_vocabularies(RunConfig.read(config).app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,8 @@ def plan(
     say(_resources(needs_of(made)))
     if sites >= LEAST_SITES and chosen.patients:
         other = replace(chosen, secure_sums=not chosen.secure_sums)
-        say(_compared(made, planned(other, rank=rank)))
+        with suppress(SettingsError):  # `other`, which nobody asked for, may be impossible
+            say(_compared(made, planned(other, rank=rank)))
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:

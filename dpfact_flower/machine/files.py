@@ -274,8 +274,9 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(place, name)
-            if not path.is_symlink():
-                yield from _changeable(path, uids)
+            with suppress(FileNotFoundError):  # a temporary file of a running process
+                if not path.is_symlink():
+                    yield from _changeable(path, uids)
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
-from dpfact_flower.errors import DPFactError, StateError
+from dpfact_flower.errors import DPFactError, StateError, shown
 from dpfact_flower.machine import files
 from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, refuse_unknown_version
 from dpfact_flower.machine.parsed import load_npz
@@ -333,7 +333,10 @@ def server_faults(address: str, certificates: Path) -> list[str]:
 def _clock_faults(sent: str | None) -> list[str]:
     if not sent:
         return []
-    ahead = time.time() - parsedate_to_datetime(sent).timestamp()
+    try:
+        ahead = time.time() - parsedate_to_datetime(sent).timestamp()
+    except (ValueError, OverflowError):
+        return [f"the centre sends its time as {shown(sent)}: ask it to correct the header Date"]
     if abs(ahead) <= CLOCK_SECONDS:
         return []
     side = "ahead of" if ahead > 0 else "behind"

@@ -29,6 +29,8 @@ from dpfact_flower.settings import Scalar
 _PEM, _PLAIN = serialization.Encoding.PEM, serialization.NoEncryption()
 _AUTHORITY = "dpfact centre"
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
+_OWN = {"centre": ("flwr", "ca.key", "server.pem"), "hospital": ("node", "site")}
+"""Files and folders by which an earlier installation is recognised, even if some were removed."""
 _TEMPLATES = Path(__file__).parent / "templates"
 HARDENED = (_TEMPLATES / "hardened").read_text(encoding="utf-8")
 """Restrictions of all systemd units. Because numba compiles code, memory may be executable."""
@@ -44,7 +46,8 @@ trap exit INT TERM
 def write_centre(folder: Path, name: str, port: int) -> None:
     """Write a centre's certificates, systemd unit, proxy configuration and Flower configuration.
 
-    `name` is a DNS name or IP address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
+    `name` is a DNS name or IPv4 address. Behind the proxy, the SuperLink listens at
+    127.0.0.1:`port`.
     """
     _general_name(name)  # refuses a wrong name before anything is written
     _new(folder)
@@ -98,7 +101,10 @@ def write_site(
     that ``install.sh`` can change the copy's owner. The SuperNode listens at 127.0.0.1:`port`.
     """
     name = str(settings["site"])
-    _check(centre)
+    if not re.fullmatch(r"[A-Za-z0-9._-]+:[0-9]+", centre):
+        raise SettingsError(
+            f"--centre: need a DNS name or IPv4 address, and a port; got {centre!r}"
+        )
     _new(folder)
     node, site = folder / "node", folder / "site"
     for path in (node, site, site / "state"):
@@ -130,8 +136,8 @@ def _check(text: str) -> None:
 def _new(folder: Path) -> None:
     """Create a folder readable by all users. Refuse a folder that a centre or hospital uses."""
     _check(str(folder))
-    for part, owner in (("flwr", "centre"), ("node", "hospital")):
-        if (folder / part).exists():
+    for owner, parts in _OWN.items():
+        if any((folder / part).exists() for part in parts):
             raise SettingsError(
                 f"--folder: {folder} is a {owner}'s folder already; its keys and ledger are never "
                 "replaced. Name another --folder"
@@ -172,7 +178,7 @@ def new_authority() -> tuple[bytes, bytes]:
 
 
 def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
-    """Create a server's key and certificate, in PEM format, for a DNS name or IP address.
+    """Create a server's key and certificate, in PEM format, for a DNS name or IPv4 address.
 
     The certificate also covers 127.0.0.1, because the SuperLink's helper process uses this address.
     """
@@ -253,8 +259,9 @@ def _common_name(text: str) -> x509.Name:
 
 def _general_name(text: str) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(text))
+        return x509.IPAddress(ipaddress.IPv4Address(text))
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9.-]+", text):
-            raise SettingsError(f"{text!r}: need a DNS name or IP address, without port") from None
+            needed = "a DNS name or IPv4 address, without port"
+            raise SettingsError(f"{text!r}: need {needed}") from None
         return x509.DNSName(text)

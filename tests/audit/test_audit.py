@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -204,12 +205,14 @@ def test_settings_that_seed_the_noise_fail(target, run):
     assert "noise-seed" in failed[0].detail
 
 
-def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path):
+def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path, monkeypatch):
     (tmp_path / "state").mkdir(mode=0o700)
     folder = tmp_path / "state" / "north"
     with Ledger(folder, create=True):
         pass
-    assert [finding.measured for finding in audit_state(folder)] == [0, 0]
+    with monkeypatch.context() as patch:  # temporary files of a site that is answering
+        patch.setattr(Path, "rglob", lambda folder, _: [folder / ".gone", folder / LEDGER])
+        assert [finding.measured for finding in audit_state(folder)] == [0, 0]
     (folder / "job").mkdir(mode=0o755)
     rights, ledger = audit_state(folder)
     assert rights.measured == 1

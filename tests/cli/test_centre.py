@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import ssl
 import subprocess
 from contextlib import suppress
@@ -133,13 +134,17 @@ def handshake(folder, name):
 def test_nothing_is_replaced(centre, tmp_path):
     init(tmp_path)
     (centre / "ca.key").unlink()  # it is in a safe
-    for folder, owner in ((centre, "centre"), (tmp_path / "site", "hospital")):
-        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
-            init(tmp_path, folder=folder.name)
-        with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
-            dpfact("centre", "init", "centre.example", "--folder", folder)
-        assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    site = tmp_path / "site"
+    for folder, owner, part in ((centre, "centre", "flwr"), (site, "hospital", "node")):
+        for _ in range(2):
+            before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
+                init(tmp_path, "-s", "max-rank=9", folder=folder.name)
+            with pytest.raises(SettingsError, match=f"{folder} is a {owner}'s .* never replaced"):
+                dpfact("centre", "init", "centre.example", "--folder", folder)
+            after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            assert before == after
+            shutil.rmtree(folder / part, ignore_errors=True)
 
 
 @pytest.mark.process
@@ -155,9 +160,9 @@ def test_the_centres_user_owns_only_what_the_service_needs(centre):
     assert (centre / "dpfact-centre.service").read_text().count(f"{centre}/flwr/") == 4
 
 
-@pytest.mark.parametrize("name", ["a b", "centre.example:443"])
+@pytest.mark.parametrize("name", ["a b", "centre.example:443", "2001:db8::1"])
 def test_a_centre_of_a_wrong_name_is_refused_and_nothing_written(tmp_path, name):
-    with pytest.raises(SettingsError, match="need a DNS name or IP address, without port"):
+    with pytest.raises(SettingsError, match="need a DNS name or IPv4 address, without port"):
         dpfact("centre", "init", name, "--folder", tmp_path / "centre")
     assert not (tmp_path / "centre").exists()
 
@@ -168,6 +173,7 @@ def test_a_centre_of_a_wrong_name_is_refused_and_nothing_written(tmp_path, name)
         ({"name": "south"}, (), "the file belongs to site 'north'"),
         ({"ca": "ca.key"}, (), "--ca: need the ca.crt"),
         ({"folder": "a b"}, (), "letters, digits"),
+        ({}, ("--centre", "2001:db8::1"), "--centre: need a DNS name or IPv4 address"),
         ({}, ("-s", "allow-privacy=none"), "max-epsilon: must be"),
         ({}, ("-s", "max-epsilon=9"), "use --max-epsilon"),
         ({}, ("-s", "max-epsilom=9"), "max-epsilom"),

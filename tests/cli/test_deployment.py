@@ -53,7 +53,7 @@ def flower(tmp_path, monkeypatch):
     def run(*states, options=()):
         lines = [said(state) for state in states]
         (tmp_path / "ls").write_text("".join(f"{line}\n" for line in lines))
-        lists = f"{tmp_path}/a.json,{tmp_path}/b.json"
+        lists = f"{tmp_path}/a.json, {tmp_path}/b.json,"
         words = ["submit", "centre", "--out", str(tmp_path / "run-1"), "--vocabulary", lists]
         done = CliRunner().invoke(cli.app, [*words, *options])
         asked = tmp_path / "asked"

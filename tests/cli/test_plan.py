@@ -72,7 +72,8 @@ def test_it_says_what_secure_sums_are_worth_and_rest_on(secure):
     assert "at most 2 of 20 sites collude" in shown
     assert "epsilon 4.747 instead of 1.000" in shown
     assert ("even if all other sites collude" in shown) is (secure == "true")
-    assert "secure" not in plan("--sizes", "202x316", "--patients", "10000", "--sites", "2")
+    for impossible in (("2",), ("1500",), ("6", "--set", "secure-colluding=6")):
+        assert "secure" not in plan(*facts[:4], "--sites", *impossible)
 
 
 def test_a_delta_too_large_for_the_patients_of_a_site_gives_a_warning_that_helps():

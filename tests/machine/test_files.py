@@ -207,11 +207,13 @@ def test_a_folder_above_that_others_may_write_to_is_a_fault(file, tmp_path):
     assert files.not_private(file, ME) == []
 
 
-def test_a_file_deep_within_that_others_may_write_to_is_found(file, tmp_path):
+def test_a_file_deep_within_that_others_may_write_to_is_found(file, tmp_path, monkeypatch):
     file.chmod(0o666)
     fault = f"others can write to {file}: chmod go-w {file}"
     assert list(files.changeable_within(tmp_path, {ME})) == [fault]
     file.chmod(0o600)
+    walked = [(file.parent, [], [".gone", "file"])]  # a temporary file of another process
+    monkeypatch.setattr(os, "walk", lambda _: walked)
     assert list(files.changeable_within(tmp_path, {ME})) == []
 
 

@@ -341,13 +341,17 @@ def centre(tmp_path_factory):
         server.shutdown()
 
 
-def test_the_centre_is_reached_and_its_time_compared(centre):
+def test_the_centre_is_reached_and_its_time_compared(centre, monkeypatch):
     address, authority, clock = centre
     clock[0] = 0
     assert server_faults(address, authority) == []
     clock[0] = 60
     (fault,) = server_faults(address, authority)
     assert "s behind the centre's" in fault
+    for date in ("yesterday", "Mon, 99999999999 Nov 2026 05:46:30 GMT"):
+        monkeypatch.setitem(globals(), "formatdate", lambda *_, date=date, **__: date)
+        (fault,) = server_faults(address, authority)
+        assert f"time as {date!r}" in fault
 
 
 @pytest.mark.parametrize(("sent", "side"), [(96, "ahead of"), (97, ""), (103, ""), (104, "behind")])
