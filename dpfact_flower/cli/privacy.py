@@ -55,7 +55,6 @@ def plan(
     from dpfact_flower.estimation.outlook import needs_of, outlook_of
     from dpfact_flower.privacy.guarantee import delta_warning
     from dpfact_flower.privacy.patient.plan import plan_patient
-    from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
     facts = {"epsilon": epsilon, "delta": delta, "patients": patients}
     given = {"privacy": "patient", **opt.parse_assignments(settings, {*facts, "rank", "sites"})}
@@ -86,7 +85,7 @@ def plan(
     sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(outlook.sentence)}"
     console.print(sentence, soft_wrap=True)
     say(_resources(needs_of(made)))
-    if sites >= LEAST_SITES and chosen.patients:
+    if verdict != "unknown":
         other = replace(chosen, secure_sums=not chosen.secure_sums)
         with suppress(SettingsError):  # `other`, which nobody asked for, may be impossible
             say(_compared(made, planned(other, rank=rank)))

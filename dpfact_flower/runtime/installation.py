@@ -29,7 +29,7 @@ from dpfact_flower.settings import Scalar
 _PEM, _PLAIN = serialization.Encoding.PEM, serialization.NoEncryption()
 _AUTHORITY = "dpfact centre"
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
-_OWN = {"centre": ("flwr", "ca.key", "server.pem"), "hospital": ("node", "site")}
+_PARTS = {"centre": ("flwr", "ca.key", "server.pem"), "hospital": ("node", "site")}
 """Files and folders by which an earlier installation is recognised, even if some were removed."""
 _TEMPLATES = Path(__file__).parent / "templates"
 HARDENED = (_TEMPLATES / "hardened").read_text(encoding="utf-8")
@@ -46,8 +46,7 @@ trap exit INT TERM
 def write_centre(folder: Path, name: str, port: int) -> None:
     """Write a centre's certificates, systemd unit, proxy configuration and Flower configuration.
 
-    `name` is a DNS name or IPv4 address. Behind the proxy, the SuperLink listens at
-    127.0.0.1:`port`.
+    `name` is a DNS name or IPv4 address. For the proxy, the SuperLink listens at 127.0.0.1:`port`.
     """
     _general_name(name)  # refuses a wrong name before anything is written
     _new(folder)
@@ -102,9 +101,7 @@ def write_site(
     """
     name = str(settings["site"])
     if not re.fullmatch(r"[A-Za-z0-9._-]+:[0-9]+", centre):
-        raise SettingsError(
-            f"--centre: need a DNS name or IPv4 address, and a port; got {centre!r}"
-        )
+        raise SettingsError(f"--centre: need a DNS name or IPv4 address[:PORT]; got {centre!r}")
     _new(folder)
     node, site = folder / "node", folder / "site"
     for path in (node, site, site / "state"):
@@ -127,16 +124,12 @@ def write_site(
     return public
 
 
-def _check(text: str) -> None:
-    """Refuse any text that needs quotes in a systemd unit, a shell or an nginx configuration."""
-    if not re.fullmatch(r"[A-Za-z0-9/._:-]+", text):
-        raise SettingsError(f"{text!r}: use only letters, digits and / . _ - :")
-
-
 def _new(folder: Path) -> None:
     """Create a folder readable by all users. Refuse a folder that a centre or hospital uses."""
-    _check(str(folder))
-    for owner, parts in _OWN.items():
+    # Other characters would need quotes in the units, the scripts or nginx's configuration.
+    if not re.fullmatch(r"[A-Za-z0-9/._:-]+", str(folder)):
+        raise SettingsError(f"--folder: {str(folder)!r}: use only letters, digits and / . _ - :")
+    for owner, parts in _PARTS.items():
         if any((folder / part).exists() for part in parts):
             raise SettingsError(
                 f"--folder: {folder} is a {owner}'s folder already; its keys and ledger are never "
@@ -262,6 +255,5 @@ def _general_name(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.IPv4Address(text))
     except ValueError:
         if not re.fullmatch(r"[A-Za-z0-9.-]+", text):
-            needed = "a DNS name or IPv4 address, without port"
-            raise SettingsError(f"{text!r}: need {needed}") from None
+            raise SettingsError(f"{text!r}: need a DNS name or IPv4 address, no port") from None
         return x509.DNSName(text)

@@ -162,7 +162,7 @@ def test_the_centres_user_owns_only_what_the_service_needs(centre):
 
 @pytest.mark.parametrize("name", ["a b", "centre.example:443", "2001:db8::1"])
 def test_a_centre_of_a_wrong_name_is_refused_and_nothing_written(tmp_path, name):
-    with pytest.raises(SettingsError, match="need a DNS name or IPv4 address, without port"):
+    with pytest.raises(SettingsError, match="need a DNS name or IPv4 address, no port"):
         dpfact("centre", "init", name, "--folder", tmp_path / "centre")
     assert not (tmp_path / "centre").exists()
 
