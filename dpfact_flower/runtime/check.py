@@ -299,7 +299,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     `--root-certificates`. A request to `/health` shows the server's certificate and current time.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         return [f"--superlink {address} is not HOST:PORT"]
     try:
         trusted = ssl.create_default_context(cafile=certificates)
@@ -317,7 +317,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
             f"{address} is not the centre for {certificates}: {error.verify_message}. Ask the "
             "centre for its ca.crt and its name; somebody may intercept the connection"
         ]
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
         return [f"{address} does not answer ({error}): check the address, firewall and centre"]
     finally:
         connection.close()

@@ -367,8 +367,9 @@ def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):
     named = address.replace("127.0.0.1", "localhost")
     assert "is not the centre" in server_faults(address, other)[0]
     assert "is not the centre" in server_faults(named, authority)[0]
-    assert "does not answer" in server_faults(f"127.0.0.1:{free_port()}", authority)[0]
-    for wrong in ("centre.example", "centre.example:", "centre.example:tls", ":9092"):
+    for away in (f"127.0.0.1:{free_port()}", "centre..example:443"):
+        assert "does not answer" in server_faults(away, authority)[0]
+    for wrong in ("centre.example", "centre.example:", "centre.example:tls", "a:²", ":9092"):
         assert f"{wrong} is not HOST:PORT" in server_faults(wrong, authority)[0]
     assert "ask the centre for its ca.crt" in server_faults(address, tmp_path / "absent")[0]
 
