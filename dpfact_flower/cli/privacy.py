@@ -80,7 +80,8 @@ def plan(
     outlook = outlook_of(made)
     verdict = outlook.verdict
     if verdict != "unknown":
-        console.print(_prospects(planned, chosen, rank))
+        with suppress(SettingsError):  # other values of epsilon or rank may be impossible
+            console.print(_prospects(planned, chosen, rank))
         console.print(_levers(outlook))
     sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(outlook.sentence)}"
     console.print(sentence, soft_wrap=True)

@@ -97,10 +97,8 @@ def simulate(
             config["data"] = str(places.cohort_folder)
         federation = f"num-supernodes={sites} client-resources-num-cpus={cpus}"
         following = nullcontext() if verbose else followed(watch, partial(typer.echo, err=True))
-        with (
-            local_superlink(places.sites_folder / "flwr", simulation=True) as superlink,
-            following as log,
-        ):
+        home = places.sites_folder / "flwr"
+        with local_superlink(home, simulation=True) as superlink, following as log:
             watch("starting", 1.0)
             superlink.run(flower_app, config, federation_config=federation, log=log)
     _finish(places.run_folder, as_json)

@@ -254,6 +254,8 @@ def _general_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.IPv4Address(text))
     except ValueError:
-        if not re.fullmatch(r"[A-Za-z0-9.-]+", text):
-            raise SettingsError(f"{text!r}: need a DNS name or IPv4 address, no port") from None
+        # The certificate also holds the name as a common name, which has at most 64 characters.
+        if len(text) > 64 or not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", text):
+            wanted = "an IPv4 address or a DNS name of at most 64 characters, without port"
+            raise SettingsError(f"{text!r}: need {wanted}") from None
         return x509.DNSName(text)

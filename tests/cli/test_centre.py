@@ -160,9 +160,12 @@ def test_the_centres_user_owns_only_what_the_service_needs(centre):
     assert (centre / "dpfact-centre.service").read_text().count(f"{centre}/flwr/") == 4
 
 
-@pytest.mark.parametrize("name", ["a b", "centre.example:443", "2001:db8::1"])
+WRONG = ["a b", "centre.example:443", "2001:db8::1", "centre..example", "x" * 65]
+
+
+@pytest.mark.parametrize("name", WRONG)
 def test_a_centre_of_a_wrong_name_is_refused_and_nothing_written(tmp_path, name):
-    with pytest.raises(SettingsError, match="need a DNS name or IPv4 address, no port"):
+    with pytest.raises(SettingsError, match="need an IPv4 address or a DNS name"):
         dpfact("centre", "init", name, "--folder", tmp_path / "centre")
     assert not (tmp_path / "centre").exists()
 
