@@ -80,15 +80,15 @@ def audit(
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
     """Check that only the owner can access a site's folder, and that the ledger is intact."""
-    open_to_others: list[str] = []
+    open_to_others: dict[str, None] = {}  # a set in order: files share the faults of their folders
     owner = folder.stat().st_uid
     for path in (folder.parent, folder, *folder.rglob("*")):
         with suppress(FileNotFoundError):  # a temporary file of a site that is answering
-            open_to_others += not_private(path, owner)
+            open_to_others |= dict.fromkeys(not_private(path, owner))
     with Ledger(folder, create=False) as ledger:
         problems = ledger.verify()
     return (
-        count_of("state: rights of others", len(open_to_others), "; ".join(open_to_others[:3])),
+        count_of("state: rights of others", len(open_to_others), "; ".join([*open_to_others][:3])),
         count_of("state: ledger", len(problems), "; ".join(problems[:3])),
     )
 

@@ -217,6 +217,8 @@ def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path
     rights, ledger = audit_state(folder)
     assert rights.measured == 1
     assert "chmod 700" in rights.detail
+    tmp_path.chmod(0o777)  # one fault, although it concerns every file below
+    assert audit_state(folder)[0].measured == 2
     assert ledger.passed
     content = bytearray((folder / LEDGER).read_bytes())
     content[100:200] = bytes(100)
