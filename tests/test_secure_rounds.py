@@ -5,7 +5,6 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
