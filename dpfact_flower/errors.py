@@ -4,7 +4,8 @@ Error messages never contain a patient's data, so a site may log them. Flower se
 message to the server, so the site passes only the exception's `code` to Flower.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 CODE_PREFIX = "dpfact:"
@@ -84,6 +85,16 @@ class MissingDependencyError(DPFactError, ImportError):
     """Raised when a call needs an optional dependency that is not installed."""
 
     code = "dependency"
+
+
+@contextmanager
+def naming(place: object, *others: type[Exception]) -> Iterator[None]:
+    """Begin the message of a `DataError` with `place`. Turn the `others` into a `DataError` too."""
+    named: tuple[type[Exception], ...] = (DataError, *others)
+    try:
+        yield
+    except named as error:
+        raise DataError(f"{place}: {error}") from None
 
 
 def code_in(reason: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, naming
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import check_name
@@ -134,15 +134,13 @@ class SiteData:
         names = ("name", "row_unit", "indices", "values", "shape", "vocabularies")
         arrays = load_npz(path, names)
         labels = {key.removeprefix(_LABEL): arrays[key] for key in arrays if key.startswith(_LABEL)}
-        try:
+        with naming(path, TypeError, ValueError):
             patients = tuple(arrays["patients"].tolist()) if "patients" in arrays else None
             tensor = SparseTensor.from_coo(
                 arrays["indices"], arrays["values"], arrays["shape"].tolist()
             )
             name, unit = _stored_name(arrays, "name"), _stored_name(arrays, "row_unit")
             return cls(name, tensor, _vocabularies(arrays), labels, patients, unit)
-        except (DataError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: {error}") from None
 
     def _checked_labels(self, labels: object) -> dict[str, NDArray[np.int8]]:
         named = labels if isinstance(labels, Mapping) else {DIED: labels}
@@ -329,14 +327,12 @@ class Cohort:
         # `SiteFile.read` caches the sites, so simulated clients share these sites.
         sites = tuple(open_site(path).read() for path in site_files(folder))
         truth = None
-        try:
+        with naming(folder / COHORT, KeyError, TypeError, ValueError):
             if content.truth:
                 saved = load_npz(folder / f"{_TRUTH}.npz", ("usage", "factor1"))
                 factors = tuple(saved[f"factor{n}"] for n in range(1, len(saved)))
                 truth = Truth(factors, saved["usage"])
             cohort = cls(content.name, sites, truth, content.read_report)
-        except (DataError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{folder / COHORT}: {error}") from None
         if content.vocabularies != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
         return cohort
@@ -415,10 +411,8 @@ SiteSource = SiteData | SiteFile
 def open_site(path: str | Path) -> SiteFile:
     """Open a site's data file without reading the patients' data."""
     arrays = load_npz(path, ("name", "vocabularies"), others=False)
-    try:
+    with naming(path, TypeError, ValueError):
         return SiteFile(Path(path), _stored_name(arrays, "name"), _vocabularies(arrays))
-    except (DataError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def forget_patients() -> None:

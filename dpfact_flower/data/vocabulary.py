@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from unicodedata import normalize
 
-from dpfact_flower.errors import DataError, shown
+from dpfact_flower.errors import DataError, naming, shown
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 
@@ -102,10 +102,8 @@ class Vocabulary:
     def load(cls, path: str | Path) -> Vocabulary:
         """Read and validate a file that `save` wrote."""
         text = read_text(Path(path))
-        try:
+        with naming(path):
             return cls.from_json(text)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
 
     def _check_codes(self, codes: tuple[str, ...]) -> None:
         if not codes:
@@ -134,15 +132,13 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     """
     path = Path(path)
     text = read_text(path)
-    try:
+    with naming(path):
         if path.suffix.lower() == ".json":
             return _from_list(text, name)
         if path.suffix.lower() == ".csv":
             return _from_csv(text, name)
         lines = (line.strip() for line in text.splitlines())
         return Vocabulary(name, tuple(line for line in lines if line and line[0] != "#"))
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:

@@ -6,8 +6,7 @@ reviews of phenotypes. `dpfact_flower.server` writes ``history.jsonl`` and ``che
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, shown
+from dpfact_flower.errors import DataError, naming, shown
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import Replication, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
@@ -56,7 +55,7 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
     if not path.exists():
         raise DataError(f"{path}: no such file; is this the folder of a finished run?")
     arrays = load_npz(path, ["modes"])
-    with _naming(path):
+    with naming(path):
         try:
             vocabularies = tuple(
                 named(Vocabulary(n, arrays[f"{n}_codes"].tolist(), arrays[f"{n}_text"].tolist()))
@@ -151,7 +150,7 @@ def read_names(folder: Path, rank: int) -> Names:
     if not path.exists():
         return Names()
     content = _parsed(path, tomllib.loads, "TOML")
-    with _naming(path):
+    with naming(path):
         return checked_names(parse_as(Names, content), rank)
 
 
@@ -197,17 +196,8 @@ def read_json(path: Path) -> Any:
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
     """Read a JSON file with the parser `parse`. Error messages include the file's path."""
     content = read_json(path)
-    with _naming(path):
+    with naming(path):
         return parse(content)
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add `path` to the message of a DataError."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _parsed(path: Path, parse: Callable[[str], Any], kind: str) -> Any:

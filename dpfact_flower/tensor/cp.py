@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, naming
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
@@ -89,12 +89,11 @@ class CPModel:
     def load(cls, path: str | Path) -> CPModel:
         """Read and validate a file that `save` wrote."""
         arrays = load_npz(path, ("factor0", "factor1"))
-        try:
-            return cls(tuple(arrays[f"factor{n}"] for n in range(len(arrays))))
-        except KeyError:
-            raise DataError(f"{path}: factors must be named factor0, factor1, ...") from None
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
+        with naming(path):
+            try:
+                return cls(tuple(arrays[f"factor{n}"] for n in range(len(arrays))))
+            except KeyError:
+                raise DataError("factors must be named factor0, factor1, ...") from None
 
     def to_tensorly(self) -> Any:
         """Return a TensorLy `CPTensor` with weights, and with factors whose columns have norm 1."""

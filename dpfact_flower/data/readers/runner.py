@@ -65,7 +65,7 @@ from dpfact_flower.data.tables import (
     quoted,
     refuse_rows,
 )
-from dpfact_flower.errors import DataError, SettingsError, shown
+from dpfact_flower.errors import DataError, SettingsError, naming, shown
 from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.settings import check_name
@@ -160,14 +160,13 @@ class Script:
     @classmethod
     def read(cls, path: Path) -> Script:
         """Read a script from a file."""
-        try:
+        # JSON has no dates, which TOML has.
+        with naming(f"{path}: cannot be read as a reader", OSError, ValueError, TypeError):
             match = _HEAD.fullmatch(path.read_text(encoding="utf-8"))
             if match is None:
                 raise DataError("need a head in TOML, as a comment, above the statements")
             head = tomllib.loads(match[1])
             return parse_as(cls, head | {"name": path.stem, "statements": _statements(match[2])})
-        except (OSError, ValueError, TypeError) as error:  # JSON has no dates, which TOML has
-            raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return each option's value or default. Refuse a value that the option does not allow."""

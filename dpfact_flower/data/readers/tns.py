@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, naming
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import Floats, SparseTensor
 
@@ -79,10 +79,8 @@ def read_tns(path: str | Path) -> SparseTensor:
             f"{wrong.argmax() + 1} has others"
         )
     index -= int((index >= 1).all())
-    try:
+    with naming(path):
         return SparseTensor.from_coo(index, table[:, -1], index.max(axis=0) + 1)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _read_table(path: Path) -> Floats:
