@@ -293,7 +293,6 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
         for file in [f"{site.name}.npz" for site in cohort.sites]:
             opt.refuse_overwrite(out, file, file, force=force)
         watch("writing", 0.0)
-        out.mkdir(parents=True, exist_ok=True)
         for path in old:
             path.unlink(missing_ok=True)
         cohort.save(out)

@@ -101,7 +101,8 @@ _PATHS = {
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
 """Maps the first part of a code such as eICU's ``renal|dialysis`` to a body system."""
-_PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
+PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
+"""Pattern of the names of modes that contain procedures."""
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Pattern of codes that can be neither ICD-9 procedures nor serial numbers."""
@@ -128,13 +129,6 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     shortest = len(bare) if exact else _SHORTEST.get(system, len(bare))
     above = (bare[:length] for length in range(len(bare), shortest - 1, -1))
     return next((table[group] for group in above if group in table), "")
-
-
-def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
-    """Return whether a mode's name or codes show that the mode contains procedures."""
-    return bool(_PROCEDURES.search(mode)) or any(
-        system.endswith("pcs") for system in systems(mode, codes)
-    )
 
 
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
@@ -212,7 +206,7 @@ def _is_cut(word: str, whole: str) -> bool:
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
     if prefix.startswith("ccs"):
         return prefix
-    bare, procedures = [split_code(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
+    bare, procedures = [split_code(code)[1] for code in codes], bool(PROCEDURES.search(mode))
     possible: tuple[str, ...] = ()
     if prefix:
         both = (f"{prefix}pcs",) if procedures else (f"{prefix}cm", f"{prefix}pcs")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,12 +46,14 @@ def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
         {"mode": mode},
     ).fetchall()
     described = dict(rows)  # frequent codes come first
-    if how in _OF_DIAGNOSES and code_names.holds_procedures(mode, list(described)):
+    systems = code_names.systems(mode, list(described))
+    procedures = code_names.PROCEDURES.search(mode) or any(s.endswith("pcs") for s in systems)
+    if procedures and how in _OF_DIAGNOSES:
         raise SettingsError(
             f"roll-up: {how} groups diagnoses, but {mode} holds procedures; "
             f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
         )
-    members, texts = _groups(mode, described, how, grouping)
+    members, texts = _groups(described, systems, how, grouping)
     if not members:
         raise DataError(
             f"roll-up: no code of {mode} has a group by {how}; is it for codes of another kind?"
@@ -63,13 +65,13 @@ def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
 
 
 def _groups(
-    mode: str, described: Mapping[str, str], how: str | Path, grouping: Grouping
+    described: Mapping[str, str], systems: Sequence[str], how: str | Path, grouping: Grouping
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return each group's codes and description. `described` maps codes to their descriptions."""
+    """Return each group's codes and description. `systems` is parallel to `described`."""
     default = code_names.version_of(described)
     members: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
-    for code, system in zip(described, code_names.systems(mode, list(described)), strict=True):
+    for code, system in zip(described, systems, strict=True):
         prefix, bare = code_names.split_code(code)
         version = code_names.VERSIONS.get(prefix, default)
         keeps_prefix = prefix in code_names.VERSIONS and how != "ccs"

@@ -26,6 +26,8 @@ from dpfact_flower.tensor.arrays import distinct
 Ints = NDArray[np.int64]
 
 _MOST_ACTIVE = 4
+_DISPERSION = 1.5
+"""Variance of the patients' relative visit rates, which have mean 1."""
 _SINGULAR = {"diagnoses": "diagnosis"}
 
 TOPICS = (
@@ -59,9 +61,8 @@ class SyntheticSettings:
     number of the site that lacks most of the shared phenotypes, or 0 for no site. `active` is the
     mean number of active phenotypes per patient (no patient has more than 4). `windows` is the mean
     number of windows per active phenotype. `repeats` is the mean number of times that a window's
-    codes occur, as in repeat visits. `dispersion` is the variance of the patients' relative visit
-    rates, which have mean 1. `background` is the chance that a code is drawn from all codes, not
-    from the phenotype's codes. `mortality` is the share of patients who die in hospital.
+    codes occur, as in repeat visits. `background` is the chance that a code is drawn from all
+    codes, not from the phenotype's codes. `mortality` is the share of patients who die in hospital.
     """
 
     name: str = "demo"
@@ -75,7 +76,6 @@ class SyntheticSettings:
     active: float = 1.7
     windows: float = 3.0
     repeats: float = 1.5
-    dispersion: float = 1.5
     background: float = 0.15
     mortality: float = 0.1
 
@@ -247,7 +247,7 @@ def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints]:
     """Draw windows. Return each window's patient, phenotype and number of occurrences."""
-    frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
+    frailty = rng.gamma(1 / _DISPERSION, _DISPERSION, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
     patient, phenotype = np.repeat(patient, windows), np.repeat(phenotype, windows)
