@@ -70,7 +70,8 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
                CREATE TEMP TABLE read_report (place VARCHAR, what VARCHAR, number BIGINT);
                CREATE TEMP TABLE people (patient VARCHAR, key UBIGINT);
                CREATE TEMP TABLE codes (mode VARCHAR, code VARCHAR, key UBIGINT);
-               CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
+               CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR);
+               CREATE TEMP TABLE labelled (name VARCHAR, patient VARCHAR)"""
         )
         yield connection
 

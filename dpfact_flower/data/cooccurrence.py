@@ -5,9 +5,10 @@ of the patient's events, as in the DPFact paper (section Dataset). A combination
 each of the cell's codes, and must satisfy the `Window` rule. By default, patients without any
 combination of events are left out.
 
-A reader stores each mode's events (see `clinical_events`), and fills two tables. ``patients`` has
-one row per patient, with the columns ``patient`` and ``site`` (text) and a BOOLEAN column for each
-label. ``descriptions``, which may be empty, has the columns ``mode``, ``code`` and ``description``.
+A reader stores each mode's events (see `clinical_events`), and fills three tables. ``patients`` has
+one row per patient, with the columns ``patient`` and ``site`` (text). ``labelled`` has the columns
+``name`` and ``patient``, with a row or more for each label that is 1. ``descriptions``, which may
+be empty, has the columns ``mode``, ``code`` and ``description``.
 
 Times are in whole minutes since an origin that is the same for all events of a patient. If combined
 events must share an encounter, each encounter may have its own time origin.
@@ -32,7 +33,7 @@ from dpfact_flower.data.clinical_events import (
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
-from dpfact_flower.data.tables import count_rows, quoted
+from dpfact_flower.data.tables import count_rows, literal
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor import SparseTensor
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
-RESERVED_COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
-"""Names that labels cannot have, because the tables of patients have columns with these names."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,8 @@ def build_cohort(
     """Build all sites' tensors from the connection's tables. Every reader calls this function last.
 
     Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
-    identifier. A label that is NULL in the table ``patients`` counts as 0. Small sites are merged
-    into the site ``other``, which may still have fewer than `min_patients` patients.
+    identifier. A label that is not in the table ``labelled`` is 0. Small sites are merged into the
+    site ``other``, which may still have fewer than `min_patients` patients.
     """
     refuse_equal_hashes(connection)
     for mode, how in (options.rolled_up or {}).items():
@@ -210,7 +209,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
     """Create the table ``named``, in which each patient has a hash and a valid site name."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
-           SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
+           SELECT patient AS id, hash(patient) AS patient,
                trim(coalesce(patients.site, '')) AS given,
                coalesce(nullif(left(ltrim(regexp_replace(
                    strip_accents(given), '[^A-Za-z0-9._-]+', '-', 'g'), '._-'), 64), ''),
@@ -322,7 +321,11 @@ def _site(
     labels: Sequence[str],
     row_unit: str,
 ) -> SiteData:
-    held = (f"coalesce({quoted(label)}, false)::TINYINT AS {quoted(label)}" for label in labels)
+    held = (
+        f"""id IN (SELECT patient FROM labelled
+                   WHERE name = {literal(label)} AND patient IS NOT NULL)::TINYINT AS label_{n}"""
+        for n, label in enumerate(labels)
+    )
     people = connection.execute(
         f"""SELECT {", ".join(["id", *held])} FROM members
             WHERE site_number = {number} ORDER BY position"""
@@ -338,6 +341,6 @@ def _site(
         indices[:, n] = cells.pop(column)
     shape = (len(people["id"]), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(indices, cells["count"], shape)
-    labelled = {label: people[label] for label in labels}
+    labelled = {label: people[f"label_{n}"] for n, label in enumerate(labels)}
     ids = tuple(people["id"].tolist())
     return SiteData(site, tensor, tuple(vocabularies), labelled, ids, row_unit)

@@ -19,8 +19,8 @@ DAY = MINUTES_A_DAY
 
 
 def fill(connection, patients, events, descriptions=()):
-    """Replace a reader's tables."""
-    for table in ("read_report", "people", "codes"):
+    """Replace a reader's tables. The patients' third field says who died."""
+    for table in ("read_report", "people", "codes", "labelled"):
         connection.execute(f"DELETE FROM {table}")
     for mode in MODES:
         connection.execute(f"DROP TABLE IF EXISTS {table_of(mode)}")
@@ -33,6 +33,7 @@ def fill(connection, patients, events, descriptions=()):
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', rows)
+    connection.execute("INSERT INTO labelled SELECT 'died', patient FROM patients WHERE died")
     for mode in MODES:
         add_events(connection, mode, f"(FROM rows WHERE mode = '{mode}')")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.data.clinical_events import Options, add_events, count, reading, table_of
-from dpfact_flower.data.cooccurrence import RESERVED_COLUMNS, Window, build_cohort
+from dpfact_flower.data.cooccurrence import Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     NO_VALUE,
@@ -193,14 +193,15 @@ def read(
         )
     for what in (name, *modes):
         check_name("name of site or mode", what)
+    labels = labels or {}
+    for label in labels:
+        check_name("name of label", label)
     columns, dialect, shared = columns or Columns(), dialect or Dialect(), Options(**options)
     sources = {
         mode: table if isinstance(table, EventTable) else EventTable([table], columns, dialect)
         for mode, table in tables.items()
     }
     window = Window(window_days)
-    labels = labels or {}
-    _check_labels(labels)
     with reading(shared, modes) as connection:
         for mode, source in sources.items():
             _check_format(connection, source.time_format)
@@ -212,17 +213,6 @@ def read(
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
         return build_cohort(connection, name, modes, window, shared, tuple(labels))
-
-
-def _check_labels(labels: Mapping[str, LabelTable]) -> None:
-    for name in labels:
-        check_name("name of label", name)
-    lower = {name.lower() for name in labels}
-    if lower & RESERVED_COLUMNS or len(lower) < len(labels):
-        raise SettingsError(
-            "labels: names must differ by more than their case, and must not be one of "
-            f"{', '.join(sorted(RESERVED_COLUMNS))}; got {', '.join(labels)}"
-        )
 
 
 def _check_format(connection: Connection, time_format: str) -> None:
@@ -437,7 +427,7 @@ def _load_patients(
 def _load_label(
     connection: Connection, name: str, table: LabelTable, patient: str, dialect: Dialect
 ) -> None:
-    column, table = quoted(name), table.complete(patient, name)
+    table = table.complete(patient, name)
     example = f"--label {name}={{}},patient=COLUMN,column=COLUMN"
     if isinstance(table.file, Rows):
         example = f"labels={{{{'LABEL': frame}}}}, for a frame with the columns {patient} and LABEL"
@@ -453,9 +443,8 @@ def _load_label(
     what = f"patients not in it, labelled {table.missing}" + ", which are all patients" * everybody
     count(connection, place.name, what, missing, warn=everybody)
     connection.execute(
-        f"""ALTER TABLE patients ADD COLUMN {column} BOOLEAN DEFAULT {table.missing == "1"};
-            UPDATE patients SET {column} = facts.value IN {_YES} FROM facts
-            WHERE facts.patient = patients.patient"""
+        f"""INSERT INTO labelled SELECT '{name}', patient FROM patients LEFT JOIN facts
+            USING (patient) WHERE coalesce(value IN {_YES}, {table.missing == "1"})"""
     )
 
 

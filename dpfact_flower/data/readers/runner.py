@@ -32,7 +32,7 @@ query that returns mode, code and description.
 ``-- @patients`` needs a query that returns patient and site, with one row per patient.
 ``-- @label NAME`` needs a query that returns the patients whose label is 1. ``-- @stays`` needs a
 query that returns one row per hospital stay, with the columns patient, begun and ended. The label
-``readmitted`` is computed from these stays. ``@label`` and ``@stays`` must follow ``@patients``.
+``readmitted`` is computed from these stays.
 
 ``-- @when SQL`` may follow ``@load``, ``@label`` or ``@stays``. If the condition of ``@when`` is
 false, the table stays empty or the label is left out. A placeholder such as ``$by`` is replaced
@@ -62,7 +62,6 @@ from dpfact_flower.data.tables import (
     Table,
     count_rows,
     literal,
-    quoted,
     refuse_rows,
 )
 from dpfact_flower.errors import DataError, SettingsError, naming, shown
@@ -415,10 +414,7 @@ class _Work:
         self._label("readmitted", again)
 
     def _label(self, name: str, patients: str) -> None:
-        self.connection.execute(
-            f"""ALTER TABLE patients ADD COLUMN {quoted(name)} BOOLEAN DEFAULT false;
-                UPDATE patients SET {quoted(name)} = true WHERE patient IN ({patients})"""
-        )
+        self.connection.execute(f"INSERT INTO labelled SELECT {literal(name)}, * FROM ({patients})")
         self.labels.append(name)
 
     def _created(self, sql: str) -> str:
