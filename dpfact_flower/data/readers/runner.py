@@ -43,10 +43,11 @@ with an option's value. Other placeholders are ``$name`` (the site's or cohort's
 
 from __future__ import annotations
 
+import keyword
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -84,6 +85,12 @@ _MORE = {"load": {"when", "where", "there", "optional"}, "label": {"when"}, "sta
 _KINDS = {*_MORE, "names", "count", "refuse", "events", "describe", "patients"}
 _CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
 _VALUE = re.compile(r"\$([a-z]\w*)")
+_TAKEN = {
+    *keyword.kwlist, *(option.name for option in fields(Options)), "codes", "file", "force", "help",
+    "name", "out", "part", "reader", "roll_up", "schema", "source", "tables", "window",
+    "window_days",
+}  # fmt: skip
+"""Names that a script's options cannot have, because commands, `read` or placeholders use them."""
 _MINUTES = {
     "DATE": f"(time - DATE '1970-01-01') * {MINUTES_A_DAY}",
     "TIMESTAMP": "epoch_us(date_trunc('minute', time)) // 60000000",
@@ -165,7 +172,15 @@ class Script:
             if match is None:
                 raise DataError("need a head in TOML, as a comment, above the statements")
             head = tomllib.loads(match[1])
-            return parse_as(cls, head | {"name": path.stem, "statements": _statements(match[2])})
+            statements = _statements(match[2])
+            script = parse_as(cls, head | {"name": path.stem, "statements": statements})
+            for name in script.options:
+                if name in _TAKEN or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                    raise DataError(
+                        f"option {shown(name)}: needs another name (a-z, 0-9 and _) that neither "
+                        "dpfact data nor Python uses"
+                    )
+            return script
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return each option's value or default. Refuse a value that the option does not allow."""

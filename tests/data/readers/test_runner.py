@@ -162,6 +162,13 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
     assert read("clinic", source).patients == ("ann",)
 
 
+@pytest.mark.parametrize("name", ["top", "window_days", "roll_up", "tables", "class", "Level"])
+def test_an_option_cannot_have_a_name_that_is_taken(name, source, tmp_path):
+    script = written(tmp_path, (HEAD + BODY).replace("level", name))
+    with pytest.raises(DataError, match=rf"own\.sql: .*: option '{name}': needs another name"):
+        dpfact("data", script, source, "--out", tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
