@@ -176,6 +176,7 @@ def _tables_of(
     schema = schema or inspector.default_schema_name or ""
     names = [*inspector.get_table_names(schema), *inspector.get_view_names(schema)]
     known = {name.lower(): name for name in names}
+    quote_schema = database.dialect.identifier_preparer.quote_schema
 
     def fetch(into: str, table: Table) -> str:
         place, name = _known(table, database_name, schema, known)
@@ -186,7 +187,7 @@ def _tables_of(
         query: Any = (
             sql.select(*(sql.column(columns[column]) for column in chosen))
             .select_from(sql.table(name, schema=schema))
-            .where(sql.text(table.there.replace("$schema", schema)))
+            .where(sql.text(table.there.replace("$schema", quote_schema(schema))))
         )
         streamed = database.execution_options(stream_results=True, yield_per=_CHUNK)
         with _spilled(connection, into, table, chosen) as writer:

@@ -188,17 +188,17 @@ def test_a_real_postgresql_server(cdm, postgres):
     import psycopg  # noqa: PLC0415
 
     with psycopg.connect(postgres, autocommit=True) as database:
-        database.execute("DROP SCHEMA IF EXISTS cdm CASCADE")
-        database.execute("CREATE SCHEMA cdm")
-        database.execute("SET search_path TO cdm")
+        database.execute('DROP SCHEMA IF EXISTS "CDM 5" CASCADE')
+        database.execute('CREATE SCHEMA "CDM 5"')
+        database.execute('SET search_path TO "CDM 5"')
         fill(database.execute)
     has_driver = postgres.replace("postgresql:", "postgresql+psycopg:")
-    with connect() as connection, open_source(connection, has_driver, "cdm") as source:
+    with connect() as connection, open_source(connection, has_driver, "CDM 5") as source:
         is_read_only = "current_setting('transaction_read_only') = 'on'"
         source.fetch("found", Table("person", ["person_id"], there=is_read_only))
         assert count_rows(connection, "found") == 3
     expected = read("omop", cdm, name="north", drugs=True)
-    assert_same_sites(read("omop", postgres, name="north", drugs=True, schema="cdm"), expected)
+    assert_same_sites(read("omop", postgres, name="north", drugs=True, schema="CDM 5"), expected)
     with pytest.raises(DataError, match="lacks the table procedure_occurrence in the schema"):
         read("omop", postgres, name="north")
     with pytest.raises(DataError, match=r"postgresql: the database cannot be read") as caught:
