@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dpfact_flower.data import code_names
 from dpfact_flower.data.clinical_events import count, replace_codes, table_of
 from dpfact_flower.data.vocabulary import csv_rows, read_text
-from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError, naming
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -147,7 +147,9 @@ def _truncated(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
 
 
 def _from_file(path: Path) -> Grouping:
-    header, rows = csv_rows(read_text(path))
+    text = read_text(path)
+    with naming(path):
+        header, rows = csv_rows(text)
     if not {"code", "group"} <= set(header):
         raise DataError(f"{path}: a mapping needs the columns code and group in its first line")
     table: dict[tuple[str, str], list[tuple[str, str]]] = {}
