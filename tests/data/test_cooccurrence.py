@@ -33,7 +33,7 @@ def fill(connection, patients, events, descriptions=()):
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', rows)
-    connection.execute("INSERT INTO labelled SELECT 'died', patient FROM patients WHERE died")
+    connection.execute("INSERT INTO labelled SELECT 'died', if(died, patient, NULL) FROM patients")
     for mode in MODES:
         add_events(connection, mode, f"(FROM rows WHERE mode = '{mode}')")
 
