@@ -67,9 +67,10 @@ def open_source(
     """
     if lines:
         return nullcontext(_lines(connection, Path(place)))
-    if "://" in str(place):
-        return _database(connection, str(place), schema)
-    path = Path(place)
+    address = str(place).removeprefix("sqlite:///")  # as a URL, a missing file would be created
+    if "://" in address:
+        return _database(connection, address, schema)
+    path = Path(address)
     if path.is_dir():
         return nullcontext(_folder(connection, path, folders))
     try:

@@ -245,9 +245,12 @@ def test_names_are_missed_alone_and_ingredients_need_them(cdm):
 
 def test_a_place_that_is_no_source_is_named(tmp_path, cdm):
     (tmp_path / "x.txt").write_text("hello")
-    for place, says in (("x.txt", "neither a DuckDB nor an SQLite"), ("gone", "no such folder")):
-        with pytest.raises(DataError, match=says):
-            read("omop", tmp_path / place, name="north")
+    gone = tmp_path / "gone"
+    for place in (f"sqlite:///{gone}", gone):  # the first must not make a file
+        with pytest.raises(DataError, match=f"{gone}: no such folder or database"):
+            read("omop", place, name="north")
+    with pytest.raises(DataError, match=r"x\.txt: is neither a DuckDB nor an SQLite"):
+        read("omop", tmp_path / "x.txt", name="north")
     with pytest.raises(SettingsError, match="by: must be"):
         read("omop", cdm, name="north", by="ward")
     assert set(read("omop", cdm, name="north").labels) == {"died", "readmitted"}
