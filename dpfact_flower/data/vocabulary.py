@@ -176,19 +176,20 @@ def _from_csv(text: str, name: str) -> Vocabulary:
     if header.count(code) > 1:
         raise DataError(f"has the column {code!r} twice")
     text_of = next((column for column in _DESCRIPTION_COLUMNS if column in header), "")
+    rows = [row for row in rows if row]
     codes = tuple(row.get(code, "") for row in rows)
     return Vocabulary(name, codes, tuple(row.get(text_of, "") for row in rows))
 
 
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return a CSV text's lower-case column names and its rows as dicts. Blank rows are skipped."""
+    """Return a CSV text's lower-case column names and its rows as dicts, {} for a blank row."""
     try:
         names, *rows = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
     except csv.Error:
         raise DataError("not readable as CSV: is a quote open?") from None
     header = [name.strip().lower() for name in names]
     return header, [
-        dict(zip(header, (value.strip() for value in row), strict=False)) for row in rows if row
+        dict(zip(header, (value.strip() for value in row), strict=False)) for row in rows
     ]
 
 

@@ -106,7 +106,7 @@ def test_a_mapping_file(write):
         ("code,kind\n1,2\n", "a mapping needs the columns code and group"),
         ("", "a mapping needs the columns code and group"),
         ('code,group\n"1,a\n', "not readable as CSV: is a quote open"),
-        ("code,group\n1,a\n2,\n", "row 3 needs a code and a group"),
+        ("code,group\n\n1,a\n2,\n", "row 4 needs a code and a group"),
         ("code,group,version\n1,a,9\n2,b,ICD9CM\n", "row 3 has a version of ICD other than 9"),
     ],
 )
