@@ -43,7 +43,8 @@ def _rows(sites: int, scale: Scale) -> list[Row]:
     vector = np.arange(_VALUES if scale.whole else 1000, dtype=np.int64)
 
     def answered() -> site.Masked:
-        return site.masked(jobs[0], site.answer(jobs[0], None, question, peers, lambda: vector))
+        allowed = site.check_question(jobs[0], None, question, peers)
+        return site.masked(jobs[0], site.answer(allowed, lambda: vector))
 
     # Random words and seeds cost the server as much work as those of real sites.
     own = answered()

@@ -41,23 +41,22 @@ class SecureRound:
     """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
     `job` contains this site's key for the job. `question` identifies the sum, and is None in the
-    stage `keys`. `state` is what the site stored with its last answer in this round, or None.
+    stage `keys`.
     """
 
-    keyring: "Keyring"
     files: "_Files"
     job: sums.JobSecrets
     stage: SecureStage
-    question: keys.Question | None
-    state: sums.RoundState | None
+    question: sums.AllowedQuestion | None
     noise: Noise
 
     @property
     def vector(self) -> NDArray[np.int64]:
         """The round's noisy vector. The site has already charged the vector's privacy cost."""
-        if self.state is None:
+        assert self.question is not None
+        if self.question.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
-        return self.state.noisy
+        return self.question.state.noisy
 
     def keys(self) -> Release:
         """Store this site's key for the job, and return the public part of the key."""
@@ -67,11 +66,8 @@ class SecureRound:
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
         """Store the round's new state on disk, and then return the masked vector."""
         assert self.question is not None
-        state = sums.answer(
-            self.job, self.state, self.question, self.keyring.peers, draw,
-            self.noise.random_bytes,
-        )  # fmt: skip
-        if state is not self.state:
+        state = sums.answer(self.question, draw, self.noise.random_bytes)
+        if state is not self.question.state:
             self.files.keep(self.job, state)
         answer = sums.masked(self.job, state)
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
@@ -79,9 +75,9 @@ class SecureRound:
     def opened(self) -> Release:
         """Store and return the secrets that the server needs to unmask the sum."""
         assert self.question is not None
-        context = keys.context_of(self.job.terms, self.question)
-        state = sums.opened(self.job, self.state, context, self.stage.sealed)
-        if state is not self.state:
+        context = keys.context_of(self.job.terms, self.question.question)
+        state = sums.opened(self.job, self.question.state, context, self.stage.sealed)
+        if state is not self.question.state:
             self.files.keep(self.job, state)
         assert state.opening is not None
         return release_masked(state.opening.seed, sealed_text(state.opening.shares))
@@ -121,13 +117,13 @@ def secure_round(
             )
         job = sums.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
     if stage.stage == "keys":
-        return SecureRound(keyring, files, job, stage, None, state, noise)
+        return SecureRound(files, job, stage, None, noise)
     members = tuple(member for member in stage.members if member.site in stage.asked)
     question = planned.question(request.digest, request.privacy.patients, stage.attempt, members)
     if stage.stage == "open" and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
-    sums.check_question(job, state, question, keyring.peers)
-    return SecureRound(keyring, files, job, stage, question, state, noise)
+    allowed = sums.check_question(job, state, question, keyring.peers)
+    return SecureRound(files, job, stage, allowed, noise)
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> None:

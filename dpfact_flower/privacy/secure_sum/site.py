@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -121,22 +121,30 @@ class Masked:
     sealed: Mapping[str, bytes] = field(repr=False)
 
 
+class AllowedQuestion(NamedTuple):
+    """A question that the site may answer, as `check_question` has found.
+
+    `state` is the state after the round's last answer, or None if a new round begins.
+    """
+
+    job: JobSecrets
+    question: Question
+    state: RoundState | None
+
+
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
-) -> RoundState | None:
-    """Check, without reading patients' data, that the site may answer a question.
-
-    Return `state` if the question belongs to the state's round, or None if a new round begins.
-    """
+) -> AllowedQuestion:
+    """Refuse a question that the site may not answer. Do not read patients' data."""
     keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
     if not job.terms.dropouts and question.attempt != 1:
         raise PrivacyRefusedError("secure sum: secure-dropouts = 0 allows only one attempt")
     if state is None or question.round > state.question.round:
-        return None
+        return AllowedQuestion(job, question, None)
     last = state.question
     if question == last:
-        return state
+        return AllowedQuestion(job, question, state)
     if question.round < last.round:
         raise PrivacyRefusedError(f"secure sum: round {question.round} is over")
     if (question.request, question.width) != (last.request, last.width):
@@ -149,14 +157,11 @@ def check_question(
         raise PrivacyRefusedError(
             f"secure sum: attempt {last.attempt} was answered; a changed question needs a later one"
         )
-    return state
+    return AllowedQuestion(job, question, state)
 
 
 def answer(
-    job: JobSecrets,
-    state: RoundState | None,
-    question: Question,
-    peers: Mapping[str, bytes],
+    allowed: AllowedQuestion,
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
@@ -165,7 +170,7 @@ def answer(
     `draw` returns the noisy vector and is called only once per round. Only simulations may pass a
     seeded `random_bytes`.
     """
-    state = check_question(job, state, question, peers)
+    job, question, state = allowed
     if state and state.question == question:
         return state
     noisy = state.noisy if state else draw()

@@ -43,7 +43,8 @@ class Group:
             return self.vectors[name]
 
         job, question = self.jobs[name], question or self.question()
-        self.states[name] = site.answer(job, self.states[name], question, self.peers, draw)
+        allowed = site.check_question(job, self.states[name], question, self.peers)
+        self.states[name] = site.answer(allowed, draw)
         return site.masked(job, self.states[name])
 
     def ask_all(self, question=None):
