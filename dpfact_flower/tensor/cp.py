@@ -20,7 +20,7 @@ from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
 from dpfact_flower.tensor.sparse import SparseTensor, SquaredError
-from dpfact_flower.tensor.stack import model_values
+from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_values
 
 Matrices = tuple[Floats, ...]
 """Factors in float64, used to compare models and sum errors."""
@@ -115,12 +115,10 @@ class CPModel:
         """
         if tensor.shape != self.shape:
             raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
+        stack, offsets = stack_factors(self.factors), row_offsets(self.shape)
         errors, masses = [], []
         for part in tensor.parts():
-            index = tensor.indices[part].copy()
-            first, last = index[0, 0], index[-1, 0]  # the entries are sorted by patient
-            index[:, 0] -= first
-            m = model_values(index, (self.factors[0][first : last + 1], *self.features))
+            m = stacked_values(tensor.indices[part], stack, offsets)
             error = tensor.values[part] - m
             errors.append(error @ error)
             masses.append(m @ m)

@@ -52,14 +52,11 @@ def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
-def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArray[np.float64]:
-    """Return the CP model's value at each row of `indices`, computed in the factors' precision."""
-    offsets = row_offsets([len(factor) for factor in factors])
-    return stacked_values(indices, stack_factors(factors), offsets)
-
-
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """Compute `model_values` from stacked factors. `offsets` comes from `row_offsets`."""
+    """Return a CP model's value at each row of `indices`, computed in the stack's precision.
+
+    `offsets` comes from `row_offsets`.
+    """
     values = np.empty(len(indices))
     if indices.shape[1] == 3:
         _values_three(indices, stack, offsets, values)

@@ -16,7 +16,7 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.psgd import psgd, shrink_columns
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
+from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_values
 from tests.bits import assert_bits
 from tests.problems import assert_moved, dense_model, make_problem, shrunk, visit_one_by_one
 
@@ -71,9 +71,10 @@ def gradient_estimate(case, zeros, rng, model):
     """Sum the weighted data gradient over one pass's visits, for the first feature factor."""
     tensor = case.tensor
     total = np.zeros(case.factors[1].shape)
+    stack, offsets = stack_factors(case.factors), row_offsets(tensor.shape)
     for rows, counts in visits(tensor, zeros, rng, model):
-        cells = (rows - row_offsets(tensor.shape)[:-1]).astype(np.int32)
-        error = model_values(cells, case.factors) - np.maximum(counts, 0)
+        cells = (rows - offsets[:-1]).astype(np.int32)
+        error = stacked_values(cells, stack, offsets) - np.maximum(counts, 0)
         error *= np.where(counts > 0, 1.0, -counts)
         others = case.factors[0][cells[:, 0]] * case.factors[2][cells[:, 2]]
         np.add.at(total, cells[:, 1], error[:, None] * others)
