@@ -46,6 +46,13 @@ def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T
         raise DataError("has a number that is not finite, which JSON cannot express") from None
 
 
+def to_json(value: object, without: Collection[str] = ()) -> bytes:
+    """Return a dataclass as JSON for `parse_as`, without the fields in `without`."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
+
+    return TypeAdapter(type(value)).dump_json(value, exclude={*without})
+
+
 def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
     missing, wrong = [], []
     for fault in error.errors(include_url=False):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import PrivacyRefusedError, SettingsError, StateError
 from dpfact_flower.machine.files import check_own, check_private, private_folder, replacing
-from dpfact_flower.machine.parsed import load_npz
+from dpfact_flower.machine.parsed import from_json, load_npz, parse_as, to_json
 from dpfact_flower.privacy import Noise, Release, release_masked
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
@@ -173,7 +173,7 @@ class _Files:
         if not path.exists():
             return None
         try:
-            return sums.from_json(sums.JobSecrets, path.read_bytes())
+            return parse_as(sums.JobSecrets, from_json(path.read_bytes()))
         except (OSError, ValueError):
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
@@ -185,7 +185,7 @@ class _Files:
             return None
         try:
             arrays = load_npz(path, ["head", "noisy"])
-            state = sums.from_json(sums.RoundState, str(arrays["head"]))
+            state = parse_as(sums.RoundState, from_json(str(arrays["head"])))
         except ValueError:  # DataError is a ValueError
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
         return replace(state, noisy=arrays["noisy"])
@@ -202,11 +202,11 @@ class _Files:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
-            np.savez(file, noisy=state.noisy, head=np.array(sums.to_json(state).decode()))
+            np.savez(file, noisy=state.noisy, head=np.array(to_json(state, ["noisy"]).decode()))
 
     def _write(self, path: Path, job: sums.JobSecrets) -> None:
         with replacing(path, durable=self.durable) as file:
-            file.write(sums.to_json(job))
+            file.write(to_json(job))
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,20 @@ stage `open` occurs only if `Sharing.dropouts` is above 0. All stages of a sum c
 release, so a request's digest does not depend on the stage.
 """
 
-import json
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypeVar
 
-from dpfact_flower.errors import MessageError, shown
-from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.errors import MessageError, heard
+from dpfact_flower.machine.parsed import from_json, parse_as, to_json
 from dpfact_flower.privacy.secure_sum.keys import Member
 from dpfact_flower.settings import LARGEST, check_name
 
 Stage = Literal["keys", "sum", "open"]
 _MOST_SITES = 1000
-_MOST_TEXT = 4096
+_MOST_BYTES = 3072  # of one encrypted share
+_BASE64 = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,26 @@ class SecureStage:
     names to shares of those sites' secrets, encrypted for the receiver of the request.
     """
 
+    __pydantic_config__ = _BASE64
     stage: Stage
     attempt: int = 0
     members: tuple[Member, ...] = ()
     asked: tuple[str, ...] = ()
     sealed: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.attempt <= LARGEST:
+            raise MessageError(f"attempt must lie in [0, {LARGEST}]")
+        members, asked = [member.site for member in self.members], list(self.asked)
+        for key, sites in (("members", members), ("asked", asked)):
+            for site in sites:
+                check_name(key, site)
+            if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
+                raise MessageError(f"{key} must be different names in order")
+        names = asked if self.stage == "keys" else members
+        if not names or not {*asked, *self.sealed} <= set(names):
+            raise MessageError("asked and sealed must name members")
+        _check_sizes(self.sealed)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,64 +59,45 @@ class SecureStage:
 
     def to_text(self) -> str:
         """Return the stage as JSON text for the request's config."""
-        return json.dumps({
-            "stage": self.stage, "attempt": self.attempt,
-            "members": [[m.site, _text(m.key), _text(m.signature)] for m in self.members],
-            "asked": list(self.asked),
-            "sealed": {site: _text(share) for site, share in self.sealed.items()},
-        })  # fmt: skip
+        return to_json(self).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Parse a received stage. Raise a `MessageError` if the text is invalid."""
-        try:
-            content = from_json(text)
-            members = tuple(
-                Member(_site(site), _bytes(key), _bytes(signature))
-                for site, key, signature in content["members"]
-            )
-            asked = tuple(map(_site, content["asked"]))
-            sealed = {_site(site): _bytes(share) for site, share in content["sealed"].items()}
-            stage, attempt = content["stage"], content["attempt"]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise MessageError(f"secure sum: damaged ({type(error).__name__})") from None
-        if stage not in get_args(Stage) or type(attempt) is not int or not 0 <= attempt <= LARGEST:
-            raise MessageError(f"secure sum: no such stage or attempt, got {shown(stage)}")
-        for key, sites in (("members", [m.site for m in members]), ("asked", list(asked))):
-            if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
-                raise MessageError(f"secure sum: {key} must be different names in order")
-        names = asked if stage == "keys" else [member.site for member in members]
-        if not names or not {*asked, *sealed} <= set(names):
-            raise MessageError("secure sum: asked and sealed must name members")
-        return cls(stage, attempt, members, asked, sealed)
+        return _parsed(cls, text)
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """Encrypted shares in a reply, keyed by receiver."""
+
+    __pydantic_config__ = _BASE64
+    sealed: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.sealed)
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
     """Serialise shares for a reply, given a mapping from other sites' names to shares."""
-    return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
+    return to_json(_Sealed(shares))
 
 
-def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
+def read_sealed(content: bytes, names: Sequence[str]) -> Mapping[str, bytes]:
     """Read the shares from the output of `sealed_text`. Refuse shares for sites not in `names`."""
-    try:
-        sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise MessageError(f"secure sum: damaged shares ({type(error).__name__})") from None
-    if not sealed.keys() <= set(names):
+    shares = _parsed(_Sealed, content).sealed
+    if not shares.keys() <= set(names):
         raise MessageError("secure sum: shares of sites that were not asked")
-    return sealed
+    return shares
 
 
-def _text(content: bytes) -> str:
-    return b64encode(content).decode()
+def _check_sizes(shares: Mapping[str, bytes]) -> None:
+    if any(len(share) > _MOST_BYTES for share in shares.values()):
+        raise MessageError(f"a share may have at most {_MOST_BYTES} bytes")
 
 
-def _bytes(text: object) -> bytes:
-    if not isinstance(text, str) or len(text) > _MOST_TEXT:
-        raise ValueError("text")
-    return b64decode(text, validate=True)
-
-
-def _site(name: object) -> str:
-    check_name("secure sum: site", name)
-    return str(name)
+def _parsed(kind: type[_T], text: str | bytes) -> _T:
+    try:
+        return parse_as(kind, from_json(text))
+    except ValueError as error:  # a `DataError` is one, too
+        raise MessageError(heard(f"secure sum: damaged ({error})")) from None

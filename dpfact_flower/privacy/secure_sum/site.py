@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -37,7 +37,6 @@ from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, conte
 RandomBytes = Callable[[int], bytes]
 _NONCE = bytes(12)  # each key seals only one share
 _KEPT = {"ser_json_bytes": "hex", "val_json_bytes": "hex", "arbitrary_types_allowed": True}
-_Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class RoundState:
     `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds one share
     of the seed for each other member, encrypted for that member. If `opening` is set, the site
     answers no further attempts. `noisy` is the site's vector plus the site's part of the noise.
-    `noisy` may leave the site only in masked form, and `to_json` omits it.
+    `noisy` may leave the site only in masked form, and the state's JSON omits it.
     """
 
     __pydantic_config__ = _KEPT
@@ -78,20 +77,6 @@ class RoundState:
     sealed: Mapping[str, bytes] = field(repr=False)
     opening: Opening | None
     noisy: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
-
-
-def to_json(kept: JobSecrets | RoundState) -> bytes:
-    """Return the secrets or the state as JSON, without the vector `noisy`."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
-
-    return TypeAdapter(type(kept)).dump_json(kept, exclude={"noisy"})
-
-
-def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
-    """Rebuild an object from the result of `to_json`. Raise a ValueError if the text is damaged."""
-    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
-
-    return TypeAdapter(kind).validate_json(text, strict=True)
 
 
 def join(
