@@ -1,6 +1,5 @@
 """The sum is correct whichever sites are lost, and a site continues from its stored state."""
 
-import json
 from dataclasses import replace
 from itertools import combinations
 
@@ -102,14 +101,14 @@ def test_a_site_that_was_killed_says_the_same_again(dropouts):
 def test_damaged_state_is_said_to_be(key, damage):
     group = Group(4, 1, 1)
     group.ask(group.names[0])
-    kept = json.loads(to_json(group.states[group.names[0]], ["noisy"]))
+    kept = from_json(to_json(group.states[group.names[0]], ["noisy"]))
     if damage == "gone":
         del kept[key]
     else:
         kept[key] = {"seed": "xyz"}
     with pytest.raises(ValueError, match=key):
         parse_as(site.RoundState, kept)
-    job = json.loads(to_json(group.jobs[group.names[0]]))
+    job = from_json(to_json(group.jobs[group.names[0]]))
     with pytest.raises(ValueError, match="member"):
         parse_as(site.JobSecrets, {**job, "member": None})
 
