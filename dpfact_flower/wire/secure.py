@@ -5,9 +5,10 @@ stage `open` occurs only if `Sharing.dropouts` is above 0. All stages of a sum c
 release, so a request's digest does not depend on the stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from dpfact_flower.errors import MessageError, heard
 from dpfact_flower.machine.parsed import from_json, parse_as, to_json
@@ -18,7 +19,6 @@ Stage = Literal["keys", "sum", "open"]
 _MOST_SITES = 1000
 _MOST_BYTES = 3072  # of one encrypted share
 _BASE64 = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,6 @@ class SecureStage:
     asked: tuple[str, ...] = ()
     sealed: Mapping[str, bytes] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.attempt <= LARGEST:
-            raise MessageError(f"attempt must lie in [0, {LARGEST}]")
-        members, asked = [member.site for member in self.members], list(self.asked)
-        for key, sites in (("members", members), ("asked", asked)):
-            for site in sites:
-                check_name(key, site)
-            if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
-                raise MessageError(f"{key} must be different names in order")
-        names = asked if self.stage == "keys" else members
-        if not names or not {*asked, *self.sealed} <= set(names):
-            raise MessageError("asked and sealed must name members")
-        _check_sizes(self.sealed)
-
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all sites in the secure sum."""
@@ -64,7 +50,24 @@ class SecureStage:
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Parse a received stage. Raise a `MessageError` if the text is invalid."""
-        return _parsed(cls, text)
+        with _one_error():
+            stage = parse_as(cls, from_json(text))
+            stage._check()
+            return stage
+
+    def _check(self) -> None:
+        if not 0 <= self.attempt <= LARGEST:
+            raise MessageError(f"attempt must lie in [0, {LARGEST}]")
+        members, asked = [member.site for member in self.members], list(self.asked)
+        for key, sites in (("members", members), ("asked", asked)):
+            for site in sites:
+                check_name(key, site)
+            if sites != sorted(set(sites)) or len(sites) > _MOST_SITES:
+                raise MessageError(f"{key} must be different names in order")
+        names = asked if self.stage == "keys" else members
+        if not names or not {*asked} <= {*names}:
+            raise MessageError("asked must name members")
+        _check_shares(self.sealed, names)
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,6 @@ class _Sealed:
     __pydantic_config__ = _BASE64
     sealed: Mapping[str, bytes]
 
-    def __post_init__(self) -> None:
-        _check_sizes(self.sealed)
-
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
     """Serialise shares for a reply, given a mapping from other sites' names to shares."""
@@ -85,19 +85,21 @@ def sealed_text(shares: Mapping[str, bytes]) -> bytes:
 
 def read_sealed(content: bytes, names: Sequence[str]) -> Mapping[str, bytes]:
     """Read the shares from the output of `sealed_text`. Refuse shares for sites not in `names`."""
-    shares = _parsed(_Sealed, content).sealed
-    if not shares.keys() <= set(names):
-        raise MessageError("secure sum: shares of sites that were not asked")
-    return shares
+    with _one_error():
+        shares = parse_as(_Sealed, from_json(content)).sealed
+        _check_shares(shares, names)
+        return shares
 
 
-def _check_sizes(shares: Mapping[str, bytes]) -> None:
-    if any(len(share) > _MOST_BYTES for share in shares.values()):
-        raise MessageError(f"a share may have at most {_MOST_BYTES} bytes")
+def _check_shares(shares: Mapping[str, bytes], names: Sequence[str]) -> None:
+    if not shares.keys() <= {*names} or any(len(s) > _MOST_BYTES for s in shares.values()):
+        raise MessageError(f"shares must be for sites in the sum, and of up to {_MOST_BYTES} bytes")
 
 
-def _parsed(kind: type[_T], text: str | bytes) -> _T:
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Turn any error about a received text into a `MessageError` of one short line."""
     try:
-        return parse_as(kind, from_json(text))
-    except ValueError as error:  # a `DataError` is one, too
+        yield
+    except ValueError as error:  # including a DataError
         raise MessageError(heard(f"secure sum: damaged ({error})")) from None

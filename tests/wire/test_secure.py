@@ -34,5 +34,5 @@ def test_damaged_shares_are_refused(text):
     good = sealed_text(STAGE.sealed)
     assert read_sealed(good, ["site-1"]) == STAGE.sealed
     for content, names in (text, ["site-1"]), (good, ["site-0"]):
-        with pytest.raises(MessageError, match=r"^secure sum: "):
+        with pytest.raises(MessageError, match=r"^secure sum: damaged"):
             read_sealed(content, names)
