@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from packaging.specifiers import SpecifierSet
 
-from dpfact_flower import collect
+from dpfact_flower import connected
 from dpfact_flower.machine import flower
 from dpfact_flower.runtime import supernode
 from tests.test_house import MODULES, ROOT
@@ -92,7 +92,7 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
     message = Message(RecordDict(), 2, "query")
     with pytest.raises(ValueError, match="query") as raised:
         ClientApp()(message, Context(1, 2, {}, RecordDict(), {}))
-    assert any(text in str(raised.value) for text in collect._UNKNOWN), "Look at collect: _UNKNOWN"
+    assert any(text in str(raised.value) for text in connected._UNKNOWN), "See connected: _UNKNOWN"
 
 
 def test_the_range_is_that_of_the_known_releases_everywhere():
