@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import SyntheticSettings, synthetic
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import factor_match_score
 from simulation.studies import (
     certainty,
@@ -144,26 +141,14 @@ def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monke
     assert float(whole[2]) != float(others[2])  # measured in other patients
 
 
-def cells_of(rows: list[str]) -> list[list[str]]:
-    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-
-
-def _named(name: str, patients: list[str], site: str = "north") -> Cohort:
-    """Return a cohort in which patient n has the count n + 1 in the only cell."""
-    counts = [int(patient) + 1 for patient in patients]
-    cells = [(row, 0, 0) for row in range(len(patients))]
-    tensor = SparseTensor.from_coo(cells, counts, (len(patients), 1, 1))
-    lists = (Vocabulary("a", ("x",)), Vocabulary("b", ("y",)))
-    return Cohort(name, (SiteData(site, tensor, lists, patients=tuple(patients)),))
-
-
 def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Path, capsys) -> None:
     """Ten rounds take 100 s each, or one takes 100 s and nine 10 s, until the slow site ends."""
     slow_site.main(
         [str(cohort_folder), "--rank", "2", "--rounds", "10", "--seconds", "10", "--seeds", "1",
          "--start", "random", "--slow", "site-2"]
     )  # fmt: skip
-    cells = cells_of(capsys.readouterr().out.splitlines()[2:])
+    rows = capsys.readouterr().out.splitlines()[2:]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     assert [(name, way, total) for name, way, _, _, total, _ in cells] == [
         ("site-2", "in step", "1,000"), ("site-2", "in step, grace", "190"),
         ("site-2", "on arrival", "200"), ("site-2", "on arrival, each alone", "200"),
