@@ -33,31 +33,20 @@ def variants() -> dict[str, dict[str, str]]:
     return found
 
 
-def run(changes: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run tests in a new process, because registers are fixed on import."""
+def main() -> int:
+    """Run the tests of every variant in a new process, because registers are fixed on import."""
     dropped = {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in dropped and not name.startswith("PYTEST_")
     }
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=CHECKOUT, env=kept | changes, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-def main() -> int:
-    """Run every variant. Print the last line of each, and the whole output of failures."""
-    failed = 0
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *(sys.argv[1:] or TESTS)]
+    failed = False
     for name, changes in variants().items():
-        done = run(changes, *(sys.argv[1:] or TESTS))
-        lines = done.stdout.strip().splitlines() or [done.stderr]
-        print(f"{name}: {lines[-1]}", flush=True)
-        if done.returncode:
-            failed += 1
-            print(done.stdout, done.stderr, sep="\n")
-    return int(failed > 0)
+        print(f"{name}:", flush=True)
+        failed |= subprocess.call([sys.executable, *tests], cwd=CHECKOUT, env=kept | changes) != 0
+    return int(failed)
 
 
 if __name__ == "__main__":
