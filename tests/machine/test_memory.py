@@ -24,18 +24,15 @@ def groups(tmp_path, monkeypatch):
     return top
 
 
-def test_without_a_limit_it_is_the_machines_memory(groups):
-    (groups / "a" / "memory.max").write_text("max\n")
+@pytest.mark.parametrize(
+    ("above", "own", "memory"),
+    [("max", "max", 4_096_000), ("2000000", "max", 2_000_000), ("3000000", "2000000", 2_000_000)],
+)
+def test_the_lowest_limit_of_its_own_groups_or_of_the_machine_counts(groups, above, own, memory):
     (groups / "c").mkdir()
-    (groups / "c" / "memory.max").write_text("1\n")  # another group's
-    assert memory_limit() == 4_096_000
-
-
-@pytest.mark.parametrize("limited", ["a", "a/b"])
-def test_the_limit_of_any_group_above_counts(groups, limited):
-    (groups / "a" / "memory.max").write_text("3000000\n")
-    (groups / limited / "memory.max").write_text("2000000\n")
-    assert memory_limit() == 2_000_000
+    for group, limit in (("a", above), ("a/b", own), ("c", "1")):
+        (groups / group / "memory.max").write_text(f"{limit}\n")
+    assert memory_limit() == memory
 
 
 @pytest.mark.parametrize("limited", ["a", "a/b"])
