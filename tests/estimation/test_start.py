@@ -3,6 +3,7 @@
 import math
 import os
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,13 +29,6 @@ def planted(sites=3, sizes=SIZES, seed=0):
     upper = np.triu_indices(len(F), 1)
     packed = [(math.sqrt(2) * ((F * d) @ F.T)[upper]).astype(np.float32) for d in usage]
     return parts, usage, packed
-
-
-def noted(monkeypatch, name):
-    """What comes first each time that a function of the module is called."""
-    asked, usual = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *given: asked.append(given[0]) or usual(*given))
-    return asked
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (9, 11, 13)], ids=["two modes", "three modes"])
@@ -151,11 +145,12 @@ def test_more_sites_than_are_told_apart_are_pooled_with_one_deviation_of_noise(m
     """Seven sites form three groups. The fitted matrices have equal noise, and usages are sums."""
     parts, usage, packed = planted(sites=7)
     monkeypatch.setattr(module, "MOST_SEPARATE", 3)
-    asked = noted(monkeypatch, "_best_candidate")
+    best_candidate = Mock(side_effect=module._best_candidate)
+    monkeypatch.setattr(module, "_best_candidate", best_candidate)
     start = start_factors(packed, SIZES, RANK, 0.0, np.random.default_rng(1))
     groups = np.split(np.array(packed, np.float64), [3, 5])
     wanted = [group.sum(axis=0) / math.sqrt(len(group)) for group in groups]
-    np.testing.assert_allclose(asked[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(best_candidate.call_args_list[0].args[0], wanted, rtol=1e-5)
     assert factor_match_score(start.factors, parts) > 0.95
     order = np.argmax(parts[0].T @ start.factors[0], axis=1)
     sums = [group.sum(axis=0) for group in np.split(usage, [3, 5])]
@@ -239,12 +234,11 @@ def test_residuals_are_those_of_whole_matrices():
 
 
 def test_all_planted_factors_are_found():
-    rng = np.random.default_rng(0)
-    F = rng.gamma(1.0, 1.0, (32, 4)) * (rng.random((32, 4)) < 0.35) + 1e-3
-    d = 100 * rng.gamma(2.0, 0.5, (3, 4))
-    d[1:, 0] = 0  # a phenotype of only the first site
-    sites = sites_of(F, d)
-    found = fit_pairs(sites, grown(sites, 4, 0.0, rng), threshold=0.0, iterations=40)
+    parts, usage, _ = planted()
+    F = np.concatenate(parts)
+    sites = sites_of(F, usage)
+    begun = grown(sites, RANK, 0.0, np.random.default_rng(0))
+    found = fit_pairs(sites, begun, threshold=0.0, iterations=40)
     assert factor_match_score([found.F], [F]) > 0.95
 
 
