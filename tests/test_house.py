@@ -40,13 +40,12 @@ FLOWER = {"wire/records.py", "machine/logs.py"}
 """Modules that may import Flower, in addition to the interface modules and `runtime`."""
 
 
-def modules() -> dict[str, Path]:
-    """Return the path of every module but the package itself, by its dotted name below it."""
-    paths = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
-    return {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in paths}
-
-
-MODULES = modules()
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+    for path in PACKAGE.rglob("*.py")
+    if path != PACKAGE / "__init__.py"
+}
+"""The path of every module but the package itself, by its dotted name below it."""
 
 
 @functools.cache

@@ -132,11 +132,6 @@ def listed(unit: Unit) -> list[tuple[str, str]]:
             if unit.page == page and unit.text.startswith(begin)]  # fmt: skip
 
 
-def followed(page: str) -> list[Unit]:
-    """Return the units that the test of a page must run."""
-    return [unit for unit in UNITS if unit.page == page and not listed(unit)]
-
-
 def test_every_command_and_python_block_is_run_or_listed_with_a_reason():
     left = [unit for unit in UNITS if not listed(unit) and unit.page not in FOLLOWED]
     assert not left, [f"{unit.page}:{unit.line}: {unit.text}" for unit in left]
@@ -212,19 +207,14 @@ def test_every_command_has_the_options_and_settings_that_it_is_given(page):
         if words[0] == "dpfact":
             assert unknown(words) == [], unit
         if re.match("python -m (simulation|laboratory)", unit.text):
-            source = source_of(words[2])
+            path = Path(util.find_spec(words[2]).origin)
+            main = path.with_name("__main__.py") if path.name == "__init__.py" else path
+            source = main.read_text(encoding="utf-8")
             for word in words[3:]:
                 assert not word.startswith("--") or f'"{word}"' in source, unit
         if words[0] == "make":
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), unit
-
-
-def source_of(module: str) -> str:
-    """Return the source of a program and of the modules from which it may take its options."""
-    path = Path(util.find_spec(module).origin)
-    main = path.with_name("__main__.py") if path.name == "__init__.py" else path
-    return main.read_text(encoding="utf-8")
 
 
 def test_a_command_that_is_not_there_is_noticed():
@@ -258,7 +248,7 @@ def home(tmp_path, monkeypatch):
 def test_a_page_is_followed(page, home):
     names: dict[str, object] = {}
     change = PREPARED[page](home, names) if page in PREPARED else {}
-    todo = followed(page)
+    todo = [unit for unit in UNITS if unit.page == page and not listed(unit)]
     assert todo
     for unit in todo:
         text = unit.text
