@@ -62,8 +62,9 @@ def start(released) -> Start:
     return start_factors(released, SHAPE, RANK, SIGMA, np.random.default_rng(1))
 
 
-def fitted(start, released):
-    return fitted_to_surrogates(start, released, SIGMA, np.random.default_rng(2))
+def fitted(start, released, loss="squared"):
+    by = fit_settings(SolverSettings(loss=loss))
+    return fitted_to_surrogates(start, released, SIGMA, np.random.default_rng(2), by)
 
 
 @pytest.mark.nightly
@@ -134,20 +135,6 @@ def poisson_patients(number, seed, *, rank=4, size=25):
     return SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
 
 
-@pytest.fixture(scope="module")
-def by_loss():
-    """Factors from releases of Poisson patients, by loss."""
-    bounded = cooccurrence(poisson_patients(3000, 1), sigma=SIGMA)
-    released = [(bounded.total * bounded.grid).astype(np.float32)]
-    begun = start_factors(released, (25, 25), 4, SIGMA, np.random.default_rng(1))
-
-    def found(loss):
-        by = fit_settings(SolverSettings(loss=loss))
-        return fitted_to_surrogates(begun, released, SIGMA, np.random.default_rng(2), by)
-
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "least", "most"), [
     ("squared", 0.7, 0.8), ("bernoulli", 0.75, 1.0), ("poisson", 0.88, 1.0)
@@ -176,13 +163,13 @@ def test_least_squares_are_not_drawn_to_the_start():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [pytest.param("squared", marks=pytest.mark.nightly), "poisson"])
-def test_threads_change_nothing(start, released, by_loss, monkeypatch, loss):
+def test_threads_change_nothing(start, released, monkeypatch, loss):
     found = []
     for name in ("_FEW", "_MANY"):  # threads do not depend on the number of surrogates
         monkeypatch.setattr(module, name, 4_000)
     for threads in ("1", "2"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        found.append(fitted(start, released) if loss == "squared" else by_loss(loss))
+        found.append(fitted(start, released, loss))
     assert_bits(*found)
 
 
