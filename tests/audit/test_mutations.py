@@ -246,8 +246,6 @@ MUTANTS = {
     ("codes not scaled", "sensitivity of codes"): (codes_not_scaled, "sensitivity: round 1"),
     ("un-noised state carried over", "sensitivity"): (state_carried_over, "others' parts"),
     ("variance for deviation", "noise"): (variance_for_deviation, "noise scale"),
-    ("noise 5 percent small", "noise, 40000 values"): (
-        with_integers(lambda v: (v * 0.95).astype(np.int64)), "noise scale"),
     ("no noise on the last values", "noise"): (with_integers(none_on_the_last), "noise scale"),
     ("noise off centre", "noise"): (with_integers(lambda v: v + SIGMA // 4), "noise mean"),
     ("uniform noise", "noise"): (with_integers(uniform), "noise shape"),
@@ -260,27 +258,26 @@ MUTANTS = {
         with_seed("secret", "round", "site"), "noise between jobs"),
     ("noise seeded by the run", "noise"): (
         with_seed("run", "job", "round", "site"), "noise asked again"),
+    ("one release not charged", "likelihood"): (second_not_charged, "likelihood ratio: each"),
+}  # fmt: skip
+"""Faults by name and audit: a function that injects the fault, and the beginning of the name of the
+finding that must fail."""
+NIGHTLY = {
+    ("noise 5 percent small", "noise, 40000 values"): (
+        with_integers(lambda v: (v * 0.95).astype(np.int64)), "noise scale"),
     ("no clip", "likelihood"): (with_refinement(no_clip), "likelihood ratio: whole"),
     ("variance for deviation", "likelihood"): (variance_for_deviation, "likelihood ratio: each"),
     ("half the noise", "likelihood"): (
         with_integers(lambda v: v // 2), "likelihood ratio: whole"),
     ("event of half the sensitivity", "likelihood"): (
         half_the_sensitivity, "likelihood ratio: whole"),
-    ("one release not charged", "likelihood"): (second_not_charged, "likelihood ratio: each"),
     ("one release not charged", "likelihood, 1000 runs"): (
         second_not_charged, "likelihood ratio: whole"),
     ("last event not added up", "likelihood, 1000 runs"): (
         events_left_out, "likelihood ratio: whole"),
 }  # fmt: skip
-"""Faults by name and audit: a function that injects the fault, and the beginning of the name of the
-finding that must fail."""
-NIGHTLY = {
-    ("one release not charged", "likelihood, 1000 runs"), ("no clip", "likelihood"),
-    ("last event not added up", "likelihood, 1000 runs"), ("half the noise", "likelihood"),
-    ("variance for deviation", "likelihood"), ("noise 5 percent small", "noise, 40000 values"),
-    ("event of half the sensitivity", "likelihood"),
-}  # fmt: skip
 """Slow cases. In the others, a cheaper audit finds the fault, or the same audit finds another."""
+CASES = [*MUTANTS, *(pytest.param(each, marks=pytest.mark.nightly) for each in NIGHTLY)]
 
 
 def shown(measured):
@@ -289,14 +286,10 @@ def shown(measured):
     return f"1 + {excess:.2g}" if 0 < excess < 1e-3 else f"{measured:.4g}"
 
 
-CASES = [pytest.param(each, marks=pytest.mark.nightly) if each in NIGHTLY else each
-         for each in MUTANTS]  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", CASES, ids=", ".join)
 def test_an_audit_finds(mutant, target, counting_target, run, monkeypatch):
-    (fault, audit), (inject, begins) = mutant, MUTANTS[mutant]
+    (fault, audit), (inject, begins) = mutant, (MUTANTS | NIGHTLY)[mutant]
     inject(monkeypatch)
     chosen = counting_target if audit.endswith("of codes") else target
     findings = run(audit.removesuffix(" of codes"), chosen)
