@@ -28,10 +28,8 @@ _CODE = (Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[1])
 def apart() -> Iterator[Callable[[], int] | None]:
     """Leave the network, except for loopback, until the context ends.
 
-    Yields
-    ------
-    callable or None
-        Returns how often another address was requested; None if the network could not be left.
+    Yield a function that returns how often another address was requested, or None if the network
+    could not be left.
     """
     if not _THREAD.is_dir() or os.geteuid() != 0:
         yield None

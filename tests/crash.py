@@ -82,12 +82,8 @@ def die() -> None:
 def answered_in_a_child(answer: Callable[[], bytes], step: int) -> tuple[bool, str]:
     """Answer in a child process that dies at a step.
 
-    Returns
-    -------
-    bool
-        Whether the child survived to the end.
-    str
-        SHA-256 of the child's output before it died; empty without any output.
+    Return whether the child survived to the end, and the SHA-256 of its output before it died,
+    which is empty without any output.
     """
     reader, writer = os.pipe()
     child = os.fork()

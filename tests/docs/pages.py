@@ -23,15 +23,8 @@ _COMMAND = re.compile(
 class Unit:
     """A unit that a reader would run: one command, or one block of Python.
 
-    Attributes
-    ----------
-    page : str
-        Path in the repository.
-    line : int
-        First line of the block.
-    python : bool
-    text : str
-        Continued lines of a command are joined.
+    `page` is a path in the repository, and `line` the first line of the block. In `text`, continued
+    lines of a command are joined.
     """
 
     page: str
