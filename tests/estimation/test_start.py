@@ -199,10 +199,6 @@ def sites_of(F, d):
     return matrices
 
 
-def nothing(F, d):
-    return Model(F[:, :0], d[:, :0])
-
-
 @pytest.fixture
 def two():
     """Return phenotypes without a common code. The stronger one is at one site only."""
@@ -212,7 +208,8 @@ def two():
 
 
 def test_new_factors_take_most_of_the_residual_and_are_unlike_each_other(two):
-    found = greedy_init(sites_of(*two), nothing(*two), 0.0, 5, np.random.default_rng(0))
+    there = Model(two.F[:, :0], two.d[:, :0])
+    found = greedy_init(sites_of(*two), there, 0.0, 5, np.random.default_rng(0))
     np.testing.assert_allclose(found.F[:, :2], two.F[:, ::-1], atol=0.02)
     np.testing.assert_allclose(found.d[:, 0], two.d[:, 1], atol=0.1)
     alike = found.F.T @ found.F - np.eye(found.F.shape[1])

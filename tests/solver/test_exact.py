@@ -1,5 +1,5 @@
 import math
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -21,11 +21,7 @@ from tests.problems import (
 )
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
-
-
-def exact_settings(**changes) -> SolverSettings:
-    given = {"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0, "relative_l21": 0.0}
-    return SolverSettings(**given | changes)
+exact_settings = partial(SolverSettings, rank=3, solver="exact", tau=1, gamma=0.0, relative_l21=0.0)
 
 
 def unfolded(case, mode):

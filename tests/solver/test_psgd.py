@@ -2,6 +2,7 @@ import itertools
 import math
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,11 +22,7 @@ from tests.bits import assert_bits
 from tests.problems import assert_moved, dense_model, make_problem, shrunk, visit_one_by_one
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
-
-
-def psgd_settings(**changes) -> SolverSettings:
-    given = {"rank": 3, "solver": "psgd", "tau": 1, "eta": 0.02, "gamma": 0.0} | changes
-    return SolverSettings(**given)
+psgd_settings = partial(SolverSettings, rank=3, solver="psgd", tau=1, eta=0.02, gamma=0.0)
 
 
 def assert_is_one_pass_by_hand(case, options, seed, result):
