@@ -31,6 +31,7 @@ from dpfact_flower import InProcessGrid, cli, legacy, settings
 from dpfact_flower.data import synthetic
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.privacy.ledger import Ledger
 from tests.data.readers.test_event_tables import LABELS, SITES
 from tests.docs.pages import PATHS, ROOT, SMALL, Unit, units
@@ -215,6 +216,23 @@ def test_every_command_has_the_options_and_settings_that_it_is_given(page):
         if words[0] == "make":
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), unit
+
+
+FLOWERS_COMMAND = re.compile(
+    r"^    (?:.*=\S*/)?(?:flwr|flower-\w+|dpfact site connect|dpfact superlink) \S", re.MULTILINE
+)
+APP_PAGE = ROOT / "simulation" / "dpfact-app" / "README.md"
+
+
+@pytest.mark.parametrize(
+    "page", [*PATHS, APP_PAGE], ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_telemetry_is_off_before_a_command_of_flowers_is_typed(page):
+    text, quiet = page.read_text(encoding="utf-8"), [f"{key}={QUIET[key]}" for key in QUIET]
+    for command in FLOWERS_COMMAND.finditer(text):
+        before = text[: command.start()].splitlines()
+        exported = [line for line in before if line.startswith("    export ")]
+        assert any(all(each in line for each in quiet) for line in exported), command[0].strip()
 
 
 def test_a_command_that_is_not_there_is_noticed():

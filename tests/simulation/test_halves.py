@@ -35,9 +35,6 @@ def test_every_patient_is_in_one_half_with_their_own_label():
         assert abs(first.tensor.n_patients - second.tensor.n_patients) <= 1
         assert sorted(patients(first) + patients(second)) == sorted(patients(whole))
     assert (one.name, other.name) == ("demo-tune", "demo-report")
-
-
-def test_both_halves_are_the_cohort():
     assert half(COHORT, "both") is COHORT
 
 
