@@ -96,7 +96,6 @@ def test_eicu_by_region(run, ehr_data):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_choosing_epsilon(run):
     names = run("choosing-epsilon")
     chances = [outlook_of(names["planned"](each)).chance for each in names["EPSILONS"]]

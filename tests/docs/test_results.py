@@ -13,8 +13,6 @@ from matplotlib import pyplot
 from dpfact_flower.data.synthetic import synthetic
 from tests.commands import dpfact
 
-pytestmark = pytest.mark.slow
-
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
 
 

@@ -3,7 +3,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -192,7 +192,6 @@ def value(problem, factor) -> float:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(seed=st.integers(0, 10_000), sigma=st.floats(0, 30), pull=st.floats(0, 2))
 def test_passes_never_raise_the_objective(seed, sigma, pull):
     rng = np.random.default_rng(seed)
@@ -212,7 +211,6 @@ def test_passes_never_raise_the_objective(seed, sigma, pull):
     assert eigenvalues[0] >= -1e-9 * max(1.0, eigenvalues[-1])
 
 
-@settings(deadline=None)
 @given(
     arrays(np.float32, (2, 4 * 3 + whole_size(3)), elements=st.floats(-1e6, 1e6, width=32)),
     st.floats(1e-3, 1e3),

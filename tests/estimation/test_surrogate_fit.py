@@ -68,7 +68,6 @@ def fitted(start, released, loss="squared"):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor, start, released):
     found = fitted(start, released)
     assert explained(tensor, found) > 1.02 * explained(tensor, start.factors)

@@ -96,8 +96,7 @@ def assert_never_rises(case, taus, gamma=0.0, mu=0.0, **changes):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from(SHAPES),

@@ -79,7 +79,7 @@ def test_chunks_are_added_up_in_float64(large):
     np.testing.assert_array_equal(mttkrp(large, factors, 2), expected)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=2, max_size=4),
     nnz=st.integers(0, 40),

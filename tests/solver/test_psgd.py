@@ -131,7 +131,7 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros):
     assert result.objective[-1] < result.objective[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
     size=st.floats(0.1, 30),

@@ -151,7 +151,7 @@ def test_the_model_is_frozen_and_hides_its_values():
     assert repr(model) == "CPModel(shape=(3, 4), rank=2)"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     ours=st.integers(1, 4),

@@ -37,7 +37,7 @@ def test_visits_equal_the_plain_loop(shape, gamma, clip, loss, floor, rank):
     assert not stack[:, rank:].any(), "the padding must stay zero"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     modes=st.integers(2, 4),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numba import njit
@@ -36,7 +36,6 @@ def computed(registers, x, y, z, number, found):
     return do.total(a), do.read(do.pointer(x), 1)
 
 
-@settings(deadline=None)  # the first call compiles
 @given(vectors, vectors, vectors, numbers)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_operations_are_numpys(dtype, x, y, z, number):
