@@ -21,7 +21,6 @@ from tests.commands import dpfact
 
 pytestmark = pytest.mark.nightly
 
-ROOT = Path(__file__).parents[2]
 JOB = Job("demo-icu", "trip", 3, 2)
 TINY = Plan(
     "full", seeds=2, seeds_large=2, rounds=3, iterations=2, splits=2,
