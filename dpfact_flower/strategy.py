@@ -99,10 +99,11 @@ class DPFact(TrainOnlyStrategy):
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
             self._sites.leave_out_again()
+            coordinator.run_until(rounds)
             dispatcher = AsyncDispatcher(coordinator, self._sites)
-            if self._finished_before and coordinator.finished_rounds < rounds:
+            if self._finished_before and not coordinator.is_over:
                 dispatcher.resume()
-            while coordinator.finished_rounds < rounds:
+            while not coordinator.is_over:
                 if dispatcher.step() and evaluate_fn:
                     number = coordinator.finished_rounds - self._finished_before
                     if (metrics := evaluate_fn(number, self.arrays)) is not None:

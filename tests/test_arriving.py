@@ -78,7 +78,9 @@ class Network(Delayed):
 
 @pytest.fixture
 def play(monkeypatch):
-    def run(network: Network, *, resume=False, run_dir=None, durable=False, **settings) -> DPFact:
+    def run(
+        network: Network, *, resume=False, run_dir=None, durable=False, last=None, **settings
+    ) -> DPFact:
         for module in (collect, connected, dispatcher):
             monkeypatch.setattr(module, "time", network)
         changes = {"rounds": 10, "start": "random", "aggregation": "async", "job": "j"} | settings
@@ -86,7 +88,8 @@ def play(monkeypatch):
             SHAPE, solver=SolverSettings(rank=RANK), privacy=PrivacySettings(privacy="none"),
             run=RunSettings(**changes), run_dir=run_dir, resume=resume, durable=durable,
         )  # fmt: skip
-        it.result = it.start(network, evaluate_fn=lambda number, _: MetricRecord({"n": number}))
+        measured = lambda number, _: MetricRecord({"n": number})  # noqa: E731
+        it.result = it.start(network, num_rounds=last, evaluate_fn=measured)
         return it
 
     return run
@@ -240,6 +243,17 @@ def test_who_was_left_out_is_not_asked_after_a_resume(play, tmp_path):
     network.until = math.inf
     play(network, run_dir=tmp_path, resume=True, **options)
     assert network.asked[4] == []
+
+
+def test_fewer_rounds_than_planned_are_charged_no_further_and_go_on_with_a_new_clock(play):
+    network = Network({**THREE, 5: ("d", 35)})
+    it = play(network, last=3)
+    assert network.paid == {"a": 3, "b": 3, "c": 3, "d": 2}
+    assert (it.coordinator.finished_rounds, it.coordinator.asked_rounds) == (3, 3)
+    it.start(network)
+    assert it.coordinator.finished_rounds == max(network.paid.values()) == 10
+    assert min(record.seconds for record in it.coordinator.records) > 0
+    assert failures(it) == []
 
 
 # --- Synchronous, with grace

@@ -71,6 +71,11 @@ class OnArrival(Coordinator):
         self._version = 0
         self._round = _OpenRound()
         super().__init__(feature_shape, **options)
+        self._last = self.rounds
+
+    def run_until(self, last: int) -> None:
+        """Send no request for a round after `last`, and let the clock of `advance` begin anew."""
+        self._last, self._round.began = last, 0.0
 
     @property
     def current_round(self) -> int:
@@ -92,8 +97,8 @@ class OnArrival(Coordinator):
 
     @property
     def is_over(self) -> bool:
-        """Whether all rounds are finished."""
-        return self.finished_rounds >= self.rounds
+        """Whether all rounds are finished, up to the last round of `run_until`."""
+        return self.finished_rounds >= self._last
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
@@ -187,14 +192,14 @@ class OnArrival(Coordinator):
         site = self._sites.get(name, _Site())
         number = max(site.round + 1, self.current_round)
         ahead = 0 if site.failed else _AHEAD
-        over = self._answered(self.rounds) >= self._enough(len(self._sites))
-        if site.asked or over or number > min(self.current_round + ahead, self.rounds):
+        over = self._answered(self._last) >= self._enough(len(self._sites))
+        if site.asked or over or number > min(self.current_round + ahead, self._last):
             return None
         return number
 
     def _is_done(self, connected: Collection[str]) -> bool:
         idle = not self.waited_for and all(self._next(name) is None for name in connected)
-        if self.current_round == self.rounds:  # wait: unanswered requests may be charged
+        if self.current_round == self._last:  # wait: unanswered requests may be charged
             return idle
         return idle or self._answered(self.current_round) >= self._enough(len(connected))
 
