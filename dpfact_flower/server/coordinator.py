@@ -68,6 +68,7 @@ class Coordinator:
         self.durable = durable
         self.records: list[RoundRecord] = []
         self._missed: list[RoundRecord] = []  # at most one: of the round that must be repeated
+        self._asked = 0
         self.resumed = False
         """Whether the run continues from a checkpoint, possibly one from before round 1."""
         if self.run_dir is not None:
@@ -105,8 +106,8 @@ class Coordinator:
 
     @property
     def asked_rounds(self) -> int:
-        """The latest round for which the server has sent any site a request."""
-        return self.finished_rounds
+        """The latest round for which the server may have sent any site a request."""
+        return max(self._asked, self.finished_rounds)
 
     @property
     def _charged(self) -> dict[str, int]:
@@ -157,7 +158,8 @@ class Coordinator:
         )
 
     def begin(self) -> None:
-        """Write a checkpoint before round 1, so that a resumed run repeats the same request."""
+        """Prepare to send requests. Before round 1, write a checkpoint to resume the run from."""
+        self._asked = self.finished_rounds + 1
         if not self.records:
             self.save()
 
@@ -216,8 +218,10 @@ class Coordinator:
         statistics = unique if sums is None else sums
         enough = len(unique) >= self.run.min_sites and bool(statistics)
         record = RoundRecord(
-            round_number, sites, tuple(failed), enough, bytes_down, bytes_up, seconds, utc_now(),
-            quorum_seconds if enough else 0.0,
+            round_number, sites, tuple(failed), enough,
+            bytes_down + sum(missed.bytes_down for missed in self._missed),
+            bytes_up + sum(missed.bytes_up for missed in self._missed),
+            seconds, utc_now(), quorum_seconds if enough else 0.0,
             dropped=tuple(sorted({*charged, *self._charged}.difference(sites))),
         )  # fmt: skip
         if enough:
@@ -256,12 +260,17 @@ class Coordinator:
         write_history(self.run_dir, [*self.records, *self._missed], durable=self.durable)
 
     def check_learned(self) -> None:
-        """Raise a `QuorumError` if no round of the run met the quorum."""
+        """Raise an error if no round of the run met the quorum, or if no round made a model yet."""
         if not any(record.updated for record in self.records):
             last = self.records[-1].failures if self.records else ()
             problem = f"no round met the quorum of {self.run.min_sites} site(s)"
             advice = "These failures are from the last round" if last else ""
             raise QuorumError(problem, last, advice)
+        if not self.rule.anchors(min(self.finished_rounds + 1, self.rounds)):
+            raise SettingsError(
+                f"num_rounds: the first {self.finished_rounds} round(s) only count codes, so there "
+                f"are no phenotypes yet; continue with resume = true and up to {self.rounds} rounds"
+            )
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that must not change when a run continues from a checkpoint."""
@@ -310,6 +319,7 @@ class Coordinator:
                 f"the checkpoint has {values}"
             )
         self.records, self._missed, self.resumed = checkpoint.records, checkpoint.missed, True
+        self._asked = min(self.finished_rounds + 1, self.rounds)  # if the server died in a round
         self._restore(checkpoint.arrays)
         write_history(folder, [*self.records, *self._missed], durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)

@@ -191,6 +191,10 @@ def test_check_learned():
     close(coordinator, 3, "ab")
     close(coordinator, 4, "")
     coordinator.check_learned()
+    counting = make(start="auto", shape=(2500, 2500))
+    counting.close_round(1, [SiteReply("a", (np.ones(5000, np.float32),))], [])
+    with pytest.raises(SettingsError, match=r"^num_rounds: .* 1 round\(s\) .* no phenotypes yet"):
+        counting.check_learned()
 
 
 def test_history_has_a_line_a_round_that_reads_as_the_record(tmp_path):
@@ -255,11 +259,13 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     asked = first.request(1)
     again = make(tmp_path / "parts", resume=True)
     assert (again.resumed, again.finished_rounds) == (True, 0)
+    assert first.asked_rounds == again.asked_rounds == 1  # sites may have been charged
     assert again.request(1).digest == asked.digest  # so sites resend charged answers
     run_rounds(again, 6)
     again.begin()  # the existing file has more than this would write
     assert_bits(again.factors, whole.factors)
-    assert make(tmp_path / "parts", resume=True).finished_rounds == 6
+    finished = make(tmp_path / "parts", resume=True)
+    assert finished.finished_rounds == finished.asked_rounds == 6
 
 
 def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp_path):
@@ -267,16 +273,18 @@ def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp
     it, gone = make(tmp_path, **options), Failure("node 7", "no reply")
     ones, asked = (np.ones(it.rule.reply_shapes(1)[0], np.float32),), it.request(1).digest
     it.begin()
+    traffic = 0
     for site, charged, dropped in (("a", (), ()), ("b", "bc", ("a", "c"))):
         with pytest.raises(QuorumError, match="continue with resume = true"):
-            it.close_round(1, [SiteReply(site, ones)], [gone], charged=charged)
-        record = RoundRecord(1, (site,), (gone,), False, 0, 0, 0.0, dropped=dropped)
+            it.close_round(1, [SiteReply(site, ones)], [gone], bytes_up=4, charged=charged)
+        traffic += 4  # also of the attempts before
+        record = RoundRecord(1, (site,), (gone,), False, 0, traffic, 0.0, dropped=dropped)
         it = make(tmp_path, resume=True, **options)
         assert (it.finished_rounds, read_history(tmp_path)) == (0, [record])
         assert it.request(1).digest == asked
         assert it.request(1).answered == dict.fromkeys((site, *dropped), 1)
     record = it.close_round(1, [SiteReply(site, ones) for site in "cd"], [])
-    assert (record.updated, record.dropped) == (True, ("a", "b"))
+    assert (record.updated, record.bytes_up, record.dropped) == (True, traffic, ("a", "b"))
     assert it.request(2).answered == dict.fromkeys("abcd", 1)
     assert make(tmp_path, resume=True, **options).records == read_history(tmp_path) == [record]
 
