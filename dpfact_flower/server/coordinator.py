@@ -138,7 +138,7 @@ class Coordinator:
         if round_number > self.rounds:  # sites have planned their budget for `rounds`
             raise SettingsError(
                 f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
-                "the same number in both"
+                "Flower's num_rounds to the run's number of remaining rounds"
             )
         answers = [answer for record in self.records for answer in record.answers]
         before = sorted((number, site) for site, number, _ in answers if number < round_number)

@@ -89,11 +89,11 @@ def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozen
         _logger.error("preflight: %s", readiness.message)
     ready = len(sites) - len(faulty)
     if faulty and not (leave_out and ready >= quorum):
-        way = 'correct this, or set preflight = "leave-out" to begin without them'
+        way = 'correct this, or set preflight = "leave-out" to run without them'
         if leave_out:
             way = f"{ready} site(s) are ready, the quorum (min-sites) is {quorum}"
         faults = [readiness.message for readiness in faulty]
-        raise QuorumError("the run did not begin and nothing was charged", faults, way)
+        raise QuorumError("no round began in this attempt, so nothing was charged", faults, way)
     _logger.info("preflight: %d site(s) ready%s", ready, f", {len(faulty)} not" if faulty else "")
     return frozenset(readiness.node for readiness in faulty)
 
