@@ -109,7 +109,7 @@ class SecureRounds:
         secure_sum, request = self.current, self._coordinator.request(number)
         while True:
             self._take(secure_sum.names, replies, _VECTOR_PARTS, secure_sum.take_vector)
-            if not secure_sum.may_go_on:
+            if not secure_sum.may_go_on(self._coordinator.run.min_sites):
                 break
             secure_sum.next_attempt()
             replies = self._sites.ask(self._attempt(secure_sum, request), charged=True)

@@ -215,6 +215,17 @@ def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_p
     assert not (tmp_path / "state" / "site-2" / "ledger.sqlite").exists()
 
 
+def test_a_sum_below_the_quorum_is_not_opened_and_is_made_of_all_once_they_are_back(tmp_path):
+    grid, made = simulated(tmp_path, lost={("site-4", "sum", 1): 99}), strategy()
+    made.coordinator.run = replace(made.coordinator.run, min_sites=7)
+    with pytest.raises(QuorumError, match=r"site-4.*once the sites are back"):
+        made.start(grid)
+    grid.lost.clear()
+    made.start(grid, num_rounds=1)
+    assert made.coordinator.records[0].sites == tuple(NAMES)
+    assert charged_rounds(tmp_path, "site-1") == [1]
+
+
 @pytest.mark.slow
 def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     made = run(tmp_path, lost={(site, "sum", 2): 99 for site in ("site-2", "site-5")})
@@ -289,6 +300,7 @@ def test_a_slot_s_total_is_the_sum_of_its_sites_statistics(tmp_path, monkeypatch
         made, learns = strategy(privacy), []
         learn = lambda _, found, learns=learns: learns.extend(found)  # noqa: E731
         monkeypatch.setattr(made.coordinator.rule, "update", learn)
+        monkeypatch.setattr(made.coordinator, "check_learned", lambda: None)
         made.start(simulated(tmp_path / folder), num_rounds=1)
         totals.append([reply.arrays[0] for reply in learns])
     slots, own = totals

@@ -69,10 +69,9 @@ class SecureSum:
         """Whether every vector of the newest attempt has arrived."""
         return self._masked.keys() == set(self.names)
 
-    @property
-    def may_go_on(self) -> bool:
+    def may_go_on(self, quorum: int) -> bool:
         """Whether a new attempt, with only the sites that answered, can succeed."""
-        needed = self._sharing.sites - self._sharing.dropouts
+        needed = max(self._sharing.sites - self._sharing.dropouts, quorum)
         return not self._is_last and needed <= len(self._masked) < len(self.names)
 
     @property
