@@ -59,6 +59,8 @@ class Coordinator:
         self.solver = privacy.resolved(solver)
         self._given_privacy = privacy
         self.run_dir = None if run_dir is None else Path(run_dir)
+        if resume and self.run_dir is None:
+            raise SettingsError("resume: needs run_dir, the folder with the run's checkpoint")
         found = None if self.run_dir is None else _checkpoint_in(self.run_dir, resume=resume)
         self._plan(self._as_begun(found.identity) if found else self.run.expected_sites)
         self.vocabulary = vocabulary if isinstance(vocabulary, str) else joint_digest(vocabulary)
@@ -245,9 +247,10 @@ class Coordinator:
             return
         self._missed = [record]
         self.save()
+        how = "with resume = true" if self.run_dir else "in this process (there is no run_dir)"
         raise QuorumError(
             f"round {record.round}: {short}, and later rounds build on this one", record.failures,
-            f"Nothing that was charged is lost: continue with resume = true {advice}",
+            f"Nothing that was charged is lost: continue {how} {advice}",
         )  # fmt: skip
 
     def save(self) -> None:

@@ -124,7 +124,7 @@ def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
 def test_a_round_beyond_those_planned_is_not_asked_for():
     coordinator = make(rounds=2)
     coordinator.request(2)
-    with pytest.raises(SettingsError, match=r"has 2, but Flower began round 3; .* remaining rounds"):
+    with pytest.raises(SettingsError, match=r"has 2, but Flower began round 3.* remaining"):
         coordinator.request(3)
 
 
@@ -292,6 +292,8 @@ def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp
 def test_an_unfinished_run_is_not_overwritten_and_no_other_is_resumed(tmp_path):
     with pytest.raises(StateError, match="no checkpoint to resume from"):
         make(tmp_path / "new", resume=True)
+    with pytest.raises(SettingsError, match="^resume: needs run_dir"):
+        make(resume=True)
     with pytest.raises(StateError, match="File name too long"):
         make(tmp_path / ("x" * 300))
     run_rounds(make(tmp_path), 5)
