@@ -78,9 +78,7 @@ class Network(Delayed):
 
 @pytest.fixture
 def play(monkeypatch):
-    def run(
-        network: Network, *, resume=False, run_dir=None, durable=False, last=None, **settings
-    ) -> DPFact:
+    def run(network, *, resume=False, run_dir=None, durable=False, last=None, **settings) -> DPFact:
         for module in (collect, connected, dispatcher):
             monkeypatch.setattr(module, "time", network)
         changes = {"rounds": 10, "start": "random", "aggregation": "async", "job": "j"} | settings
@@ -88,8 +86,7 @@ def play(monkeypatch):
             SHAPE, solver=SolverSettings(rank=RANK), privacy=PrivacySettings(privacy="none"),
             run=RunSettings(**changes), run_dir=run_dir, resume=resume, durable=durable,
         )  # fmt: skip
-        measured = lambda number, _: MetricRecord({"n": number})  # noqa: E731
-        it.result = it.start(network, num_rounds=last, evaluate_fn=measured)
+        it.result = it.start(network, None, last, evaluate_fn=lambda n, _: MetricRecord({"n": n}))
         return it
 
     return run
@@ -211,13 +208,6 @@ def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, killed, tmp_pat
     assert failures(play(second, run_dir=tmp_path, resume=True)) == []
 
 
-def test_a_finished_run_waits_for_no_site(play, tmp_path):
-    play(Network(TWO), run_dir=tmp_path)
-    nobody = Network({})
-    play(nobody, run_dir=tmp_path, resume=True)
-    assert nobody.now == 0
-
-
 class Unready(Network):
     """A network in which site d is not ready."""
 
@@ -245,15 +235,17 @@ def test_who_was_left_out_is_not_asked_after_a_resume(play, tmp_path):
     assert network.asked[4] == []
 
 
-def test_fewer_rounds_than_planned_are_charged_no_further_and_go_on_with_a_new_clock(play):
-    network = Network({**THREE, 5: ("d", 35)})
-    it = play(network, last=3)
+def test_fewer_rounds_than_planned_charge_no_more_and_go_on_to_an_end_without_sites(play, tmp_path):
+    network, nobody = Network({**THREE, 5: ("d", 35)}), Network({})
+    it = play(network, last=3, run_dir=tmp_path)
     assert network.paid == {"a": 3, "b": 3, "c": 3, "d": 2}
     assert (it.coordinator.finished_rounds, it.coordinator.asked_rounds) == (3, 3)
     it.start(network)
     assert it.coordinator.finished_rounds == max(network.paid.values()) == 10
     assert min(record.seconds for record in it.coordinator.records) > 0
     assert failures(it) == []
+    play(nobody, run_dir=tmp_path, resume=True)
+    assert nobody.now == 0
 
 
 # --- Synchronous, with grace

@@ -208,18 +208,13 @@ def test_a_site_that_drops_out_after_its_charge_is_on_record(tmp_path):
     assert made.coordinator.request(2).answered == dict.fromkeys([*record.sites, "site-4"], 1)
 
 
-def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_path):
-    lost = {(site, "sum", 1): 99 for site in ("site-2", "site-5")}
-    with pytest.raises(QuorumError, match=r"site-2.*site-5.*once the sites are back$"):
-        run(tmp_path, lost=lost)
-    assert not (tmp_path / "state" / "site-2" / "ledger.sqlite").exists()
-
-
-def test_a_sum_below_the_quorum_is_not_opened_and_is_made_of_all_once_they_are_back(tmp_path):
-    grid, made = simulated(tmp_path, lost={("site-4", "sum", 1): 99}), strategy()
-    made.coordinator.run = replace(made.coordinator.run, min_sites=7)
-    with pytest.raises(QuorumError, match=r"site-4.*once the sites are back"):
+@pytest.mark.parametrize(("lost", "quorum"), [(["site-2", "site-5"], 3), (["site-5"], 7)])
+def test_a_start_of_too_few_sites_is_made_of_all_once_they_are_back(tmp_path, lost, quorum):
+    grid, made = simulated(tmp_path, lost={(site, "sum", 1): 99 for site in lost}), strategy()
+    made.coordinator.run = replace(made.coordinator.run, min_sites=quorum)
+    with pytest.raises(QuorumError, match=rf"{'.*'.join(lost)}.*once the sites are back$"):
         made.start(grid)
+    assert not (tmp_path / "state" / lost[0] / "ledger.sqlite").exists()
     grid.lost.clear()
     made.start(grid, num_rounds=1)
     assert made.coordinator.records[0].sites == tuple(NAMES)

@@ -186,10 +186,9 @@ class Coordinator:
                 f"{sites} site(s) connected within {run.wait_timeout:g} s (wait-timeout); "
                 f"the quorum (min-sites) is {run.min_sites}"
             )
-        expected = run.expected_sites
-        if sites < expected:
-            _logger.warning("%d of %d sites take part; continuing", sites, expected)
-        if first and sites > expected:
+        if sites < run.expected_sites:
+            _logger.warning("%d of %d sites take part; continuing", sites, run.expected_sites)
+        if first and sites > run.expected_sites:
             self.rule.check_sites(sites)
 
     def close_round(
@@ -238,10 +237,9 @@ class Coordinator:
     def _check_may_miss(self, record: RoundRecord, *, sum_failed: bool) -> None:
         """Keep the record and raise a `QuorumError` if later rounds need the missing result."""
         short = f"{len(record.sites)} usable replies, the quorum is {self.run.min_sites}"
-        advice = "once the sites are back, or with a lower min-sites"
+        advice = "once the sites are back" + ("" if sum_failed else ", or with a lower min-sites")
         if sum_failed:
             short = f"no sum of the {len(record.sites)} sites that answered"
-            advice = "once the sites are back"
         if not self.rule.needs_quorum(record.round):
             _logger.warning("round %d: %s: the global model is unchanged", record.round, short)
             return

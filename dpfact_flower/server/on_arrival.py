@@ -160,10 +160,8 @@ class OnArrival(Coordinator):
             return
         closed, self._round = self._round, _OpenRound(began=now)
         if not closed.updated:
-            _logger.warning(
-                "round %d: fewer sites than the quorum of %d: the global model is unchanged",
-                self.current_round, self.run.min_sites,
-            )  # fmt: skip
+            text = "round %d: fewer sites than the quorum of %d: the global model is unchanged"
+            _logger.warning(text, self.current_round, self.run.min_sites)
         self.records.append(
             RoundRecord(
                 self.current_round, tuple(sorted({arrival.site for arrival in closed.arrivals})),

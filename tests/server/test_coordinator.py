@@ -71,12 +71,9 @@ def test_a_job_is_named_if_nobody_named_it():
     assert one.request(1).job == one.run.job
 
 
-def test_an_unknown_option_is_refused():
+def test_unknown_options_and_missing_modes_are_refused_and_missing_code_lists_warned_of(caplog):
     with pytest.raises(TypeError, match="unexpected keyword argument 'privcy'"):
         DPFact((3, 4), privcy=PRIVACY)
-
-
-def test_missing_modes_are_refused_and_missing_code_lists_warned_of(caplog):
     with pytest.raises(SettingsError, match="feature_shape: need at least one feature mode"):
         DPFact(())
     make(privacy="patient")
@@ -273,18 +270,17 @@ def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp
     it, gone = make(tmp_path, **options), Failure("node 7", "no reply")
     ones, asked = (np.ones(it.rule.reply_shapes(1)[0], np.float32),), it.request(1).digest
     it.begin()
-    traffic = 0
-    for site, charged, dropped in (("a", (), ()), ("b", "bc", ("a", "c"))):
+    attempts = (("a", (), ()), ("b", "bc", ("a", "c")))
+    for number, (site, charged, dropped) in enumerate(attempts, start=1):
         with pytest.raises(QuorumError, match="continue with resume = true"):
             it.close_round(1, [SiteReply(site, ones)], [gone], bytes_up=4, charged=charged)
-        traffic += 4  # also of the attempts before
-        record = RoundRecord(1, (site,), (gone,), False, 0, traffic, 0.0, dropped=dropped)
+        record = RoundRecord(1, (site,), (gone,), False, 0, 4 * number, 0.0, dropped=dropped)
         it = make(tmp_path, resume=True, **options)
         assert (it.finished_rounds, read_history(tmp_path)) == (0, [record])
         assert it.request(1).digest == asked
         assert it.request(1).answered == dict.fromkeys((site, *dropped), 1)
     record = it.close_round(1, [SiteReply(site, ones) for site in "cd"], [])
-    assert (record.updated, record.bytes_up, record.dropped) == (True, traffic, ("a", "b"))
+    assert (record.updated, record.bytes_up, record.dropped) == (True, 8, ("a", "b"))
     assert it.request(2).answered == dict.fromkeys("abcd", 1)
     assert make(tmp_path, resume=True, **options).records == read_history(tmp_path) == [record]
 
@@ -292,7 +288,7 @@ def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp
 def test_an_unfinished_run_is_not_overwritten_and_no_other_is_resumed(tmp_path):
     with pytest.raises(StateError, match="no checkpoint to resume from"):
         make(tmp_path / "new", resume=True)
-    with pytest.raises(SettingsError, match="^resume: needs run_dir"):
+    with pytest.raises(SettingsError, match=r"^resume: needs run_dir"):
         make(resume=True)
     with pytest.raises(StateError, match="File name too long"):
         make(tmp_path / ("x" * 300))
