@@ -78,19 +78,20 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        By default, the run settings determine the number of rounds and the timeout. In a resumed
-        run's `Result`, round 1 is the first remaining round. Raise a `QuorumError` if too few sites
-        connect or reply.
+        By default, the run settings determine the number of rounds and the timeout. `num_rounds`
+        counts finished rounds too, but a resumed run's `Result` starts again at round 1. Raise a
+        `QuorumError` if too few sites connect or reply.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
-        if num_rounds is not None and num_rounds > planned:
-            raise SettingsError(f"num_rounds: at most the run's {planned}, got {num_rounds}")
+        self._finished_before = coordinator.finished_rounds
+        rounds, least = planned if num_rounds is None else num_rounds, self._finished_before or 1
+        if not least <= rounds <= planned:
+            valid = f"from {least} to {planned} here"
+            raise SettingsError(f"num_rounds: counts finished rounds too, {valid}, got {rounds}")
         if initial_arrays or train_config or evaluate_config:
             unused = "initial_arrays, train_config, evaluate_config"
             raise SettingsError(f"{unused}: not used; give settings to DPFact")
-        self._finished_before = coordinator.finished_rounds
         self._sites.timeout = coordinator.run.round_timeout if timeout is None else timeout
-        rounds = planned if num_rounds is None else num_rounds
         in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
         result = super().start(
             self._sites.use(grid), self.arrays,

@@ -160,9 +160,11 @@ def test_start_uses_its_arguments_or_refuses_them():
         strategy.start(FakeGrid({0: reply("a", 0.5)}), timeout=timeout)
         assert {message.metadata.ttl for message in strategy._sites.sent} == {timeout}
         assert strategy._sites.grid.policy.grace == 0.0
-    grid = FakeGrid({0: reply("a")})
-    with pytest.raises(SettingsError, match="at most the run's 3, got 4"):
-        make_strategy(rounds=3).start(grid, num_rounds=4)
+    grid, strategy = FakeGrid({0: reply("a")}), make_strategy(rounds=3)
+    strategy.start(grid, num_rounds=2)
+    for number in (1, 4):  # 1 round remains, but num_rounds counts all
+        with pytest.raises(SettingsError, match=f"from 2 to 3 here, got {number}"):
+            strategy.start(grid, num_rounds=number)
     given = ArrayRecord([np.full((n, 3), 0.5, np.float32) for n in SHAPE])
     for unused in ({"train_config": ConfigRecord({"tau": 7})}, {"initial_arrays": given}):
         with pytest.raises(SettingsError, match="not used"):
