@@ -14,7 +14,7 @@ from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy import conversions
 from dpfact_flower.privacy.conversions import SLACK, ZCDP_TIGHT
-from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_of
+from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, about_rows_of, claim_of
 
 
 def rounded_up(epsilon: float) -> str:
@@ -44,9 +44,10 @@ class Figure:
     replacing: float | None = None
 
     def __str__(self) -> str:
+        price = about_rows_of(self.claim, price_of_replacing(self.replacing))
         return (
-            f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
-            f"{price_of_replacing(self.replacing)}) [{self.claim}]"
+            f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}{price})"
+            f" [{self.claim}]"
         )
 
 

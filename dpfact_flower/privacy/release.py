@@ -75,7 +75,8 @@ class ReleaseEvent:
         """The event with only this site's own noise, as if all other sites colluded."""
         if not self.shared:
             return self
-        return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
+        claim = about_rows_of(self.claim, ALONE_CLAIM)
+        return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=claim)
 
     @property
     def noise_multiplier(self) -> float:
@@ -92,6 +93,12 @@ class ReleaseEvent:
 def about_rows(text: str, row_unit: str) -> str:
     """Replace the word *patient* in `text` with a data file's row unit, such as ``discharge``."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)
+
+
+def about_rows_of(claim: str, text: str) -> str:
+    """Replace the word *patient* in `text` with the row unit that a privacy claim names."""
+    match = re.search(r"add or remove one ([\w.-]+)", claim)
+    return about_rows(text, match[1]) if match else text
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:

@@ -90,7 +90,9 @@ def test_slots_are_used_from_the_epsilon_at_which_they_have_a_good_outlook():
 
 def test_noise_is_in_all_slots_and_the_statistic_in_one():
     sharing, total = Sharing(20, 2, 2, 3), np.full(4000, 2**40)
-    made = share(BoundedSum(total, 1.0, 2.5), Noise.from_seed(1), sharing, 1, name="x")
+    made = share(
+        BoundedSum(total, 1.0, 2.5), Noise.from_seed(1), sharing, 1, name="x", row_unit="discharge"
+    )
     values = made.values.reshape(3, 4000)
     for slot, row in enumerate(values):
         noise = row - (total if slot == 1 else 0)
@@ -102,7 +104,9 @@ def test_noise_is_in_all_slots_and_the_statistic_in_one():
     assert event.alone.rho == pytest.approx(1 / (2 * 2.5**2))
     assert "noise" not in repr(made)
     assert str(made.values[0]) not in repr(made)
-    assert account(made.events, 1e-5).alone.epsilon > account(made.events, 1e-5).headline.epsilon
+    together = account(made.events, 1e-5)
+    assert together.alone.epsilon > together.headline.epsilon
+    assert "patient" not in f"{together.headline} {together.alone}"  # rows are discharges
 
 
 @pytest.mark.slow
