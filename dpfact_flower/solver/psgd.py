@@ -77,7 +77,8 @@ def psgd(problem: LocalProblem) -> LocalResult:
     for _ in range(settings.tau):
         before[:], first = filled, step_size
         while True:
-            state.run_pass(before, step_size)
+            with np.errstate(over="ignore", invalid="ignore"):  # a diverged pass is undone
+                state.run_pass(before, step_size)
             now = state.value()
             if state.accepts(now, values[-1]):
                 break

@@ -154,11 +154,13 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(seed, size, z
     assert all(b <= a for a, b in itertools.pairwise(result.objective))
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("nonnegative", [True, False])
-def test_a_pass_that_leaves_float32_is_undone_whole(nonnegative):
+@pytest.mark.parametrize(("shape", "mu"), [((30, 6, 7), 0.0), ((9, 5), 0.1)])
+def test_a_pass_that_leaves_float32_is_undone_whole_and_in_silence(nonnegative, shape, mu):
     """This includes the padding of rows, where a non-finite value would spoil all later passes."""
-    case = make_problem((30, 6, 7), density=0.4, highest=100)
-    options = psgd_settings(tau=2, eta=1.0, zeros="none", nonnegative=nonnegative)
+    case = make_problem(shape, density=0.4, highest=100)
+    options = psgd_settings(tau=2, eta=1.0, zeros="none", nonnegative=nonnegative, mu=mu)
     result = psgd(case.ask(options))
     assert result.rollbacks > 5
     assert result.objective[-1] < result.objective[0]
