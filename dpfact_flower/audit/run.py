@@ -18,9 +18,10 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError, StateError
 from dpfact_flower.machine.files import not_private
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
-from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site import answer
+from dpfact_flower.site.store import has_jobs
 
 _PATIENTS = 200
 """Maximum number of patients in an audit. Few suffice, as the same code processes every patient."""
@@ -48,9 +49,11 @@ def audit(
     if chosen is None:
         names = ", ".join(one.name for one in sites)
         raise SettingsError(f"site: must be one of {names}; got {site!r}")
-    folder = state_dir and state_dir / chosen.name
-    if folder and not folder.is_dir():
-        raise StateError(f"{folder}: no such folder; give the state-dir that holds {chosen.name}")
+    folder = state_dir and (state_dir if (state_dir / LEDGER).exists() else state_dir / chosen.name)
+    is_new = folder and folder.parent.is_dir() and not any(folder.parent.glob(f"*/{LEDGER}"))
+    if folder and not (folder.is_dir() or is_new):
+        whose = f"{chosen.name}, or the folder in it that holds the ledger"
+        raise StateError(f"{folder}: no such folder; give the state-dir that holds {whose}")
     rng = np.random.default_rng(seed)
     if privacy.privacy == "patient" and not privacy.patients:
         privacy = replace(privacy, patients=sum(one.tensor.n_patients for one in sites))
@@ -81,15 +84,17 @@ def audit(
 def audit_state(folder: Path) -> tuple[Finding, ...]:
     """Check that only the owner can access a site's folder, and that the ledger is intact."""
     open_to_others: dict[str, None] = {}  # a set in order: files share the faults of their folders
-    owner = folder.stat().st_uid
+    owner = (folder if folder.is_dir() else folder.parent).stat().st_uid
     for path in (folder.parent, folder, *folder.rglob("*")):
         with suppress(FileNotFoundError):  # a temporary file of a site that is answering
             open_to_others |= dict.fromkeys(not_private(path, owner))
-    with Ledger(folder, create=False) as ledger:
-        problems = ledger.verify()
+    what, problems = "state: no ledger, as before the first run", list[str]()
+    if (folder / LEDGER).exists() or has_jobs(folder):
+        with Ledger(folder, create=False) as ledger:
+            what, problems = "state: ledger", ledger.verify()
     return (
         count_of("state: rights of others", len(open_to_others), "; ".join([*open_to_others][:3])),
-        count_of("state: ledger", len(problems), "; ".join(problems[:3])),
+        count_of(what, len(problems), "; ".join(problems[:3])),
     )
 
 

@@ -97,8 +97,7 @@ def about_rows(text: str, row_unit: str) -> str:
 
 def about_rows_of(claim: str, text: str) -> str:
     """Replace the word *patient* in `text` with the row unit that a privacy claim names."""
-    match = re.search(r"add or remove one ([\w.-]+)", claim)
-    return about_rows(text, match[1]) if match else text
+    return about_rows(text, *re.findall(r"add or remove one ([\w.-]+)", claim)[:1] or ["patient"])
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:

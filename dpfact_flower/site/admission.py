@@ -236,13 +236,9 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse a new ledger if the state-dir holds the ledger of a site not in `hospital.beside`.
-
-    Also refuse a new ledger if one was restored into the state-dir itself, where no site looks.
-    """
+    """Refuse a new ledger beside a misplaced ledger, or that of a site not in `hospital.beside`."""
     if (misplaced := hospital.root / LEDGER).exists():
-        other = "if it concerns other patients, use another state-dir"
-        raise StateError(f"{misplaced}: move it into {hospital.folder}; {other}")
+        raise StateError(f"{misplaced}: move it into {hospital.folder}, or use another state-dir")
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

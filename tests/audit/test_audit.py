@@ -29,6 +29,7 @@ from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, sub
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError, StateError
+from dpfact_flower.machine.files import private_folder
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.tensor import SparseTensor
@@ -227,15 +228,25 @@ def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path
         audit_state(folder)
 
 
-def test_a_state_dir_without_the_site_is_refused_before_any_audit(cohort, tmp_path):
-    with pytest.raises(StateError, match=r"site-1: no such folder; give the state-dir"):
-        audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=tmp_path)
+@pytest.mark.parametrize("own", ["", "site-1", "north"])
+def test_a_state_dir_is_whole_before_the_first_run(cohort, tmp_path, monkeypatch, own):
+    only_state = lambda name, check: check() if name == "state" else ()  # noqa: E731
+    monkeypatch.setattr("dpfact_flower.audit.run.guarded", only_state)
+    private_folder(place := tmp_path / own)
+    if own == "north":  # as `site` in the node config, but not in the data file
+        Ledger(place, create=True).close()
+        with pytest.raises(StateError, match=r"site-1: no such folder; give the state-dir"):
+            audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=tmp_path)
+    where = place if own == "north" else tmp_path
+    findings = audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=where)
+    assert [finding.measured for finding in findings] == [0, 0]
+    assert ("no ledger" in findings[1].name) == (own != "north")
 
 
 @pytest.mark.nightly
 def test_all_audits_of_a_cohort_at_full_length(cohort, tmp_path):
     told = []
-    (tmp_path / "site-2").mkdir()
+    (tmp_path / "site-2" / "job").mkdir(parents=True)
     findings = audit(
         cohort, SolverSettings(rank=4, relative_l21=0.3), PrivacySettings(), site="site-2",
         state_dir=tmp_path, watch=lambda name, share: told.append((name, share)),

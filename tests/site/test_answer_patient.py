@@ -345,11 +345,8 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     assert not (tmp_path / "state" / "north" / LEDGER).exists()
     own = {"site": "north", "data_site": "site-1"}
     ask(make_client(without_cells(data), tmp_path / "elsewhere", **own), request)
-    (tmp_path / "state" / "site-1").rename(tmp_path / "found")  # and restored one folder too high
-    (tmp_path / "found" / LEDGER).rename(tmp_path / "state" / LEDGER)
-    code, log = refusal(make_client(data, tmp_path), request, caplog)
-    assert code == "state"
-    assert "ledger.sqlite: move it into " in log
+    (tmp_path / "state/site-1" / LEDGER).rename(tmp_path / "state" / LEDGER)  # a restore gone wrong
+    assert "sqlite: move it" in refusal(make_client(data, tmp_path, **own), request, caplog)[1]
 
 
 def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
