@@ -326,10 +326,7 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
     """Return a table with a line per event. A release's last line shows the total so far."""
     from dpfact_flower.privacy import rounded_up
 
-    title = (
-        f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
-        "patient's record"
-    )
+    title = f"Releases; epsilon: running total at delta {delta:g} (in brackets: replacing a record)"
     table = Table(title=title, show_edge=False, pad_edge=False)  # fits into 80 columns
     for name, width in (("when, UTC", 10), ("job", 8), ("what", 10)):
         table.add_column(name, overflow="fold", min_width=width)
