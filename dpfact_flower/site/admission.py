@@ -26,7 +26,7 @@ from dpfact_flower.site.store import has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
-OTHER_DATA = "the data has changed since job {job!r} began; start a new job"
+OTHER_DATA = "job {job!r} was closed, or the data or .ledger-key has changed; start a new job"
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class SiteStore:
             raise StateError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
         if fingerprint != self._fingerprint:
             raise StateError(
-                f"{path}: made from different data; if the data has changed, start a new job"
+                f"{path}: made from different data or with another .ledger-key; start a new job"
             )
         return values, arrays
 

@@ -133,7 +133,7 @@ def test_a_folder_that_others_may_write_to_is_refused(store, tmp_path, place):
 def test_state_of_other_data_is_refused(store, tmp_path):
     store.save(make_state())
     for arguments, fingerprint in itertools.product(((), (1,)), ("0" * 64, "")):
-        with pytest.raises(StateError, match=r"made from different data.* start a new job"):
+        with pytest.raises(StateError, match=r"made from different data or with another .*key"):
             make_store(tmp_path / "state", fingerprint).load(*arguments)
 
 
