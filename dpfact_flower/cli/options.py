@@ -106,7 +106,7 @@ def _scalar(text: str) -> object:
         return text
     try:
         value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, too many digits or too many brackets
         return text
     return text if isinstance(value, (date, time)) else value
 

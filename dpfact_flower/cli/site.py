@@ -180,6 +180,7 @@ def site_refit(
     job's folder, and is never sent. To refit a run again, give the run's job with --job. The exit
     code is 1 if a run could not be refitted.
     """
+    from dpfact_flower.evaluation.page import percent
     from dpfact_flower.site.hospital import Hospital, read_site_settings
     from dpfact_flower.site.refit import refit, unfitted
 
@@ -199,7 +200,7 @@ def site_refit(
             failed = True
             say(f"{name}: not refitted: {error}")
         else:
-            say(f"{name}: explains {fit:.1%} of this site's data; in {folder / name}")
+            say(f"{name}: explains {percent(fit)} of this site's data; in {folder / name}")
     if failed:
         raise typer.Exit(1)
 

@@ -98,7 +98,7 @@ class Tally:
             return f"{text}; too few for a percentage (needs {_LEAST_CHARTS})"
         low, high = binomtest(self.yes, self.charts).proportion_ci(method="wilson")
         share = self.yes / self.charts
-        return f"{text}: {share:.0%} (95 % interval {low:.0%} to {high:.0%})"
+        return f"{text}: {100 * share:.0f} % (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
 
 
 @dataclass(frozen=True)

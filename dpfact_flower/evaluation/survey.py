@@ -79,8 +79,9 @@ class Answers:
             if own:
                 parts.append(f"{sum(own)} of {len(own)} {words}")
         return (
-            f"{self.name}: {hits} of {count} right, {hits / count:.0%} (95 % interval {low:.0%} to "
-            f"{high:.0%}; guessing 50%); kappa {_kappa(truth, self.given)}; {', '.join(parts)}"
+            f"{self.name}: {hits} of {count} right, {100 * hits / count:.0f} % (95 % interval "
+            f"{100 * low:.0f} to {100 * high:.0f} %; guessing 50 %); kappa "
+            f"{_kappa(truth, self.given)}; {', '.join(parts)}"
         )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from dpfact_flower.errors import SettingsError, shown
+
 _INTERPRETED = 3
 """Number of words at the start of a command line among which the command's name is searched."""
 _LISTENS = "0A"
@@ -86,6 +88,8 @@ def listeners(host: str, port: int) -> list[Listener] | None:
         tables = [table.read_text().splitlines()[1:] for table in _TABLES if table.exists()]
     except OSError:
         return None
+    except UnicodeError:
+        raise SettingsError(f"{shown(host)} is not the name or address of a host") from None
     addresses = {ipaddress.ip_address(str(entry[4][0])) for entry in resolved}
     if not tables or not all(address.is_loopback for address in addresses):
         return None

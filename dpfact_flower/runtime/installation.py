@@ -70,7 +70,10 @@ def renew_centre(folder: Path, name: str) -> None:
     if not authority.exists():
         raise SettingsError(f"bring ca.key back into {folder} for this command")
     if path.exists():
-        (first,) = x509.load_pem_x509_certificate(path.read_bytes()).subject
+        try:
+            (first,) = x509.load_pem_x509_certificate(path.read_bytes()).subject
+        except ValueError:
+            raise SettingsError(f"{path}: is damaged; delete it, and check NAME twice") from None
         if name != first.value:
             raise SettingsError(f"NAME: the hospitals connect to {first.value!r}: give this name")
     key, certificate = new_server(name, authority.read_bytes())
@@ -82,7 +85,9 @@ def renew_centre(folder: Path, name: str) -> None:
     with replacing(folder / "server.key") as file:
         os.fchown(file.fileno(), (folder / "flwr").stat().st_uid, -1)  # the service's user
         file.write(key)
-    path.write_bytes(certificate)
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), 0o644)  # the service and the proxy read it
+        file.write(certificate)
 
 
 def write_site(

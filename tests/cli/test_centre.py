@@ -100,6 +100,7 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
         dpfact("centre", "init", *again)
         assert (centre / "server.pem").read_bytes() != before
         assert (centre / "server.key").stat().st_uid == (centre / "flwr").stat().st_uid
+        assert (centre / "server.pem").stat().st_mode & 0o777 == 0o644
     for secret in ("ca.key", "server.key"):
         assert (centre / secret).stat().st_mode & 0o077 == 0
     before = (centre / "server.pem").read_bytes()
@@ -111,6 +112,9 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
         assert (centre / "server.pem").read_bytes() == before
     with pytest.raises(SettingsError, match=r"connect to 'centre\.example': give this name"):
         dpfact("centre", "init", "other.example", *again[1:])
+    (centre / "server.pem").write_bytes(b"")
+    with pytest.raises(SettingsError, match=r"server\.pem: is damaged; delete it"):
+        dpfact("centre", "init", *again)
     (centre / "ca.key").unlink()
     with pytest.raises(SettingsError, match=rf"bring ca\.key back into {centre}"):
         dpfact("centre", "init", *again)

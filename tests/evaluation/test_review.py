@@ -149,8 +149,8 @@ def test_a_sheet_that_is_read_back_counts_and_notes_only_a_decision(run, sheet):
     fill(sheet, confirm_highest, "Name", "renal failure")
     said = dpfact("review", run, "--read", sheet)
     # Wilson, 10 of 10 and 0 of 10, as in Brown, Cai and DasGupta (2001).
-    assert "10 of 10 charts confirmed: 100% (95 % interval 72% to 100%)" in said
-    assert "0 of 10 charts confirmed: 0% (95 % interval 0% to 28%)" in said
+    assert "10 of 10 charts confirmed: 100 % (95 % interval 72 to 100 %)" in said
+    assert "0 of 10 charts confirmed: 0 % (95 % interval 0 to 28 %)" in said
     assert read_names(run, RANK).phenotypes == {NUMBER: "renal failure"}
     assert read_names(run, RANK).reviewed == {NUMBER: Review("keep", 1.0, 10, 0.0, 10)}
     assert "renal failure" in (run / "report.html").read_text()

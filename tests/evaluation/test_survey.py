@@ -145,7 +145,7 @@ def test_answers_are_scored(run, sheet):
     said = dpfact("survey", run, "--out", sheet.with_suffix(""), "--read", ann, "--read", ben)
     first, second, both = said.splitlines()
     assert first == (
-        "ann.csv: 18 of 20 right, 90% (95 % interval 70% to 97%; guessing 50%); kappa 0.80; "
+        "ann.csv: 18 of 20 right, 90 % (95 % interval 70 to 97 %; guessing 50 %); kappa 0.80; "
         "9 of 10 phenotypes of the model, 5 of 5 two phenotypes in one, 4 of 5 one code exchanged"
     )
     right = sum(item["kind"] == "real" for item in key_of(sheet)[2:])
@@ -159,7 +159,7 @@ def test_an_item_without_an_answer_is_left_out(run, sheet):
     some = answered(sheet, "some.csv", lambda n, item: truth(item) if n <= 8 else "")
     none = answered(sheet, "none.csv", lambda n, item: "")
     found = [str(answers) for answers in read_survey(run, key, [some, none])]
-    assert found[0].startswith("some.csv: 8 of 8 right, 100%")
+    assert found[0].startswith("some.csv: 8 of 8 right, 100 %")
     assert found[1] == "none.csv: no item is answered"
     same = answered(sheet, "same.csv", lambda n, item: "real" if item["kind"] == "real" else "")
     assert "kappa undefined" in str(read_survey(run, key, [same])[0])

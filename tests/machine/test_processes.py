@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine import processes as module
 from dpfact_flower.machine.processes import Listener, Process, listeners, processes
 
@@ -100,5 +101,7 @@ def test_the_closest_listener_of_each_address_counts(tmp_path, monkeypatch, host
 def test_what_cannot_be_seen_is_said(tmp_path, monkeypatch):
     assert listeners("192.0.2.1", 9200) is None
     assert listeners("no.such.host.invalid", 9200) is None
+    with pytest.raises(SettingsError, match=r"'a\.\.b' is not the name or address of a host"):
+        listeners("a..b", 9200)
     monkeypatch.setattr(module, "_TABLES", (tmp_path / "none",))
     assert listeners("127.0.0.1", 9200) is None
