@@ -192,11 +192,9 @@ def _read_review(run: Path, sheet: Path) -> None:
         say(f"No decision yet: write keep, drop or name in the last line of {sheet}.")
         return
     apply_verdicts(run, verdicts)
-    names = run / "names.toml"
-    say(
-        f"{verdicts.decision}: recorded in {names}, with shares of ten charts or more\n"
-        "These shares come from patients' charts. No privacy guarantee covers them."
-    )
+    say(f"{verdicts.decision}: recorded in {run / 'names.toml'}")
+    if (verdicts.highest.public_share, verdicts.near.public_share) != ((None, None),) * 2:
+        say("The recorded shares come from patients' charts. No privacy guarantee covers them.")
     _write_report_again(run)
 
 

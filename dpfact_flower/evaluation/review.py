@@ -170,7 +170,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
         if verdict and verdict not in allowed:
             raise DataError(f"{where}: verdict must be {', '.join(sorted(allowed))} or empty")
         if row["chart"] == _WHOLE:
-            decision, name = verdict, row["comment"]
+            decision, name = verdict, " ".join(row["comment"].split())
             continue
         chart = charts.get(row["chart"])
         if chart is None or _bare(chart.patient) != _bare(row["patient"]):
@@ -274,7 +274,7 @@ def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dic
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("cp1252", "replace")
-    delimiter = ";" if ";" in text.partition("\n")[0] else ","
+    delimiter = ";" if ";" in "".join(text.splitlines()[:1]) else ","
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     seen = set()
     try:

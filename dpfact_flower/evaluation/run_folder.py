@@ -177,7 +177,7 @@ def checked_names(names: Names, rank: int) -> Names:
     bare = {number: name.strip() for number, name in names.phenotypes.items()}
     for name in bare.values():
         if len(name) > _LONGEST_NAME or not name.isprintable():
-            raise DataError(f"name: must be one line of at most {_LONGEST_NAME} characters")
+            raise DataError(f"name: need one line of at most {_LONGEST_NAME} printable characters")
     return replace(names, phenotypes={number: name for number, name in bare.items() if name})
 
 

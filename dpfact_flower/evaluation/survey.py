@@ -155,9 +155,11 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
     # In a mode with few codes, all phenotypes have the same leading codes.
     mode = next((v.name for v in reversed(model.vocabularies) if len(v) > LEADING_CODES), "")
     mixed = made // 2 if len(model.modes) > 1 and mode else 0  # else, all codes would be real
+    exchanged = _exchanged_lists(lists, mode, numbers[:mixed])
+    changed = {item.phenotype for item in exchanged}
     items = [
-        *_exchanged_lists(lists, mode, numbers[:mixed]),
-        *(_exchanged_code(lists, number, rng) for number in numbers[mixed:made]),
+        *exchanged,
+        *(_exchanged_code(lists, n, rng) for n in numbers[:made] if n not in changed),
         *(Item(number, "real", None, _leading(lists[number])) for number in numbers[made:]),
     ]
     return tuple(items[place] for place in rng.permutation(len(items)))
@@ -168,7 +170,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, mode: str, numbers: Sequence[int]) -> list[Item]:
-    """Replace each phenotype's codes in one mode with the codes of a dissimilar phenotype."""
+    """Replace each phenotype's codes in one mode with other codes, from a dissimilar phenotype."""
     own = {number: _leading(lists[number]) for number in numbers}
 
     def partners(shift: int) -> list[tuple[int, int]]:
@@ -181,6 +183,7 @@ def _exchanged_lists(lists: Lists, mode: str, numbers: Sequence[int]) -> list[It
     return [
         Item(number, "other mode", other, own[number] | {mode: own[other][mode]})
         for number, other in partners(best)
+        if {*own[number][mode]} != {*own[other][mode]}
     ]
 
 

@@ -146,6 +146,8 @@ def test_a_sheet_that_is_read_back_counts_and_notes_only_a_decision(run, sheet):
     fill(sheet, confirm_highest)
     assert "No decision yet" in dpfact("review", run, "--read", sheet)
     assert not (run / "names.toml").exists()
+    fill(sheet, lambda _: "", "drop")
+    assert "shares" not in dpfact("review", run, "--read", sheet)
     fill(sheet, confirm_highest, "Name", "renal failure")
     said = dpfact("review", run, "--read", sheet)
     # Wilson, 10 of 10 and 0 of 10, as in Brown, Cai and DasGupta (2001).
@@ -165,6 +167,7 @@ def test_who_is_unsure_does_not_confirm_and_who_was_not_read_does_not_count(run,
     apply_verdicts(run, found)
     assert read_names(run, RANK).reviewed == {NUMBER: Review("drop", None, None, 1.0, 10)}
     said = dpfact("review", run, "--read", sheet)
+    assert "recorded shares" in said
     assert "5 of 8 charts confirmed; 3 unsure; too few for a percentage (needs 10)" in said
 
 
@@ -198,6 +201,8 @@ def test_names_are_checked_and_names_and_reviews_leave_each_other_alone(run, she
 
 def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
     """The file has semicolons, another encoding, identifiers without zeros, and empty lines."""
+    fill(sheet, confirm_highest, "name", "süß\xa0;lich", lineterminator="\r")
+    assert read_sheet(run, sheet).name == "süß ;lich"
     fill(sheet, confirm_highest, "name", "süßlich", delimiter=";", encoding="cp1252")
     text = sheet.read_bytes().replace(b";00", b";") + b";;;\r\n"
     sheet.write_bytes(text)

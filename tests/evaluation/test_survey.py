@@ -91,12 +91,18 @@ def test_made_up_lists_are_two_phenotypes_in_one_and_no_list_stands_twice(run, s
 
 def test_lists_are_exchanged_only_beside_others_and_in_a_long_mode(run, tmp_path):
     factors, lists = read_model(run)
-    few = Vocabulary("sex", ("F", "M"))
-    write_model(run, (*factors, factors[0][:2] + 1), (*lists, few))
-    sheet, own = write_survey(run, tmp_path / "survey", seed=1), leading(run)
-    for item in key_of(sheet):
-        is_real = codes(item)["diagnoses"] == own[item["phenotype"]]["diagnoses"]
-        assert item["kind"] != "other mode" or not is_real
+    for few, exchanged in ("FM", "diagnoses"), ("ABCDEF", "few"):
+        (folder := tmp_path / few).mkdir()
+        size = len(few)
+        write_model(run, (*factors, factors[0][:size] + 1), (*lists, Vocabulary("few", [*few])))
+        sheet, own = write_survey(run, folder / "survey", seed=1), leading(run)
+        kinds = [item["kind"] for item in key_of(sheet)]
+        assert (kinds.count("real"), "other mode" in kinds) == (10, True)
+        for item in key_of(sheet):
+            real, shown = own[item["phenotype"]], codes(item)
+            others = [mode for mode in real if {*shown[mode]} != {*real[mode]}]
+            assert len(others) == (item["kind"] != "real")
+            assert item["kind"] != "other mode" or others == [exchanged]
     write_model(run, factors[:1], lists[:1])
     (tmp_path / "one").mkdir()
     kinds = [item["kind"] for item in key_of(write_survey(run, tmp_path / "one/survey", seed=1))]
