@@ -32,10 +32,17 @@ def report(
     """
     from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
+    from dpfact_flower.evaluation.review import digest
     from dpfact_flower.evaluation.run_folder import BESIDE, write_json
 
     if beside:
-        write_json(folder / BESIDE, replications(folder, beside))
+        found = replications(folder, beside)
+        if len({digest(run) for run in (folder, *beside)}) <= len(beside):
+            raise SettingsError(
+                "--beside: two of these runs have the same model, so one does not confirm the "
+                "other; give runs with other noise or another start"
+            )
+        write_json(folder / BESIDE, found)
     say(f"report: {write_report(folder)}")
 
 

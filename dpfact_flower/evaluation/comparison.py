@@ -146,12 +146,10 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs, which must have the same modes.
 
-    Raise an error if `others` contains the run itself, or a run whose model is uninformative.
+    Raise an error if `others` contains a run whose model is uninformative.
     """
     first, *runs = map(FinishedRun.read, (folder, *others))
     for other, run in zip(others, runs, strict=True):
-        if other.resolve() == folder.resolve():
-            raise SettingsError(f"beside: {other} is the run itself; give another run")
         if run.uninformative:
             raise SettingsError(f"beside: {other} learned nothing, so it says nothing about others")
         if run.model.modes != first.model.modes:
