@@ -38,10 +38,7 @@ def report(
     if beside:
         found = replications(folder, beside)
         if len({digest(run) for run in (folder, *beside)}) <= len(beside):
-            raise SettingsError(
-                "--beside: two of these runs have the same model, so one does not confirm the "
-                "other; give runs with other noise or another start"
-            )
+            raise SettingsError("--beside: two of these runs have the same model; give other runs")
         write_json(folder / BESIDE, found)
     say(f"report: {write_report(folder)}")
 

@@ -239,6 +239,7 @@ def show(
 
     path = file.expanduser().absolute()
     if site:
+        check_name("--site", site)
         _show_key(path, site)
         return
     for name, public in read_peers(path).items():

@@ -260,7 +260,7 @@ def _general_name(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.IPv4Address(text))
     except ValueError:
         # The certificate also holds the name as a common name, which has at most 64 characters.
-        if len(text) > 64 or not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", text):
+        if len(text) > 64 or not re.fullmatch(r"(?![0-9.]*$)[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", text):
             wanted = "an IPv4 address or a DNS name of at most 64 characters, without port"
             raise SettingsError(f"{text!r}: need {wanted}") from None
         return x509.DNSName(text)

@@ -164,7 +164,7 @@ def test_the_centres_user_owns_only_what_the_service_needs(centre):
     assert (centre / "dpfact-centre.service").read_text().count(f"{centre}/flwr/") == 4
 
 
-WRONG = ["a b", "centre.example:443", "2001:db8::1", "centre..example", "x" * 65]
+WRONG = ["a b", "centre.example:443", "2001:db8::1", "centre..example", "x" * 65, "10.0.300.1"]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -94,8 +94,9 @@ def test_a_peers_file_that_is_wrong_names_its_line(tmp_path, content, says):
 
 
 def test_names_and_files_that_cannot_be_are_refused(tmp_path):
-    with pytest.raises(DataError, match="--site"):
-        keys("make", tmp_path / "a.pem", "--site", "no name")
+    for word in ("make", "show"):
+        with pytest.raises(DataError, match="--site"):
+            keys(word, tmp_path / "a.pem", "--site", "no name")
     keys("make", tmp_path / "a.pem", "--site", "a")
     before = (tmp_path / "a.pem").read_bytes()
     with pytest.raises(SettingsError, match="never replaced"):

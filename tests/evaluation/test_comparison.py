@@ -97,10 +97,8 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
         assert f" {number} {title} " in page
     for pair in replications(runs[0], [runs[1]])[0].pairs:
         assert f"{pair.match:.2f} " in page
-    for same in runs[:1], runs[1:2] * 2:
-        beside = [word for run in same for word in ("--beside", run)]
-        assert "two of these runs have the same model" in refusal("report", runs[0], *beside)
-    assert not (runs[0] / BESIDE).exists()
+    for same in (["--beside", runs[0]], ["--beside", runs[1]] * 2):
+        assert "two of these runs have the same model" in refusal("report", runs[0], *same)
     assert "learned nothing" in refusal("report", runs[0], "--beside", runs[3])
     said = dpfact("export", runs[3], "--phenotypes", tmp_path / "noise.csv")
     assert "warning: the shared phenotypes explain 0.0 %" in said

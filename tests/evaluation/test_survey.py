@@ -91,10 +91,9 @@ def test_made_up_lists_are_two_phenotypes_in_one_and_no_list_stands_twice(run, s
 
 def test_lists_are_exchanged_only_beside_others_and_in_a_long_mode(run, tmp_path):
     factors, lists = read_model(run)
-    for few, exchanged in ("FM", "diagnoses"), ("ABCDEF", "few"):
+    for few, exchanged in ("FM", "diagnoses"), ("ABCDEF", "x"):
         (folder := tmp_path / few).mkdir()
-        size = len(few)
-        write_model(run, (*factors, factors[0][:size] + 1), (*lists, Vocabulary("few", [*few])))
+        write_model(run, (*factors, factors[0][: len(few)] + 1), (*lists, Vocabulary("x", [*few])))
         sheet, own = write_survey(run, folder / "survey", seed=1), leading(run)
         kinds = [item["kind"] for item in key_of(sheet)]
         assert (kinds.count("real"), "other mode" in kinds) == (10, True)
