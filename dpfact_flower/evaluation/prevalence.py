@@ -132,9 +132,7 @@ Count = float | np.number[Any]
 
 
 def _guarded(count: Count, patients: Count) -> Any:
-    """Return a share, or a text like "<10" to hide a small count, or None if `patients` is 0."""
-    if not patients:
-        return None
+    """Return a share, or a text like "<10" to hide a small count, even if it is 0."""
     if count < SMALL:
         return f"<{SMALL}"
     if patients - count < SMALL:
@@ -211,8 +209,6 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
-    if not counts[0]:
-        return None
     if events[0] < SMALL:
         return f"<{SMALL}"
     others = [counts[0] - events[0], *([events[1], counts[1] - events[1]] if counts[1] else [])]
@@ -238,10 +234,10 @@ def _coefficients(
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
     """Return the reason why a phenotype cannot have a coefficient, or None if it can."""
-    if np.ptp(column) == 0:
-        return "all scores are equal"
     if len(label) < SMALL:
         return f"fewer than {SMALL} have it"
+    if np.ptp(column) == 0:
+        return "all scores are equal"
     if label.sum() < SMALL:
         return f"fewer than {SMALL} have both"
     if (1 - label).sum() < SMALL:

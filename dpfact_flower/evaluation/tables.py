@@ -1,9 +1,9 @@
 """Define the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is None if there are no patients. If a share would reveal a count below ten, a
-text replaces the share. ``<10`` means fewer than ten patients. ``nearly all`` means all patients
-except at most nine. In a group of fewer than 100 patients, the text is ``most`` instead. ``hidden``
-means that the share would reveal a count below ten.
+If a share would reveal a count below ten, a text replaces the share. ``<10`` means fewer than ten
+patients, perhaps none. ``nearly all`` means all patients except at most nine. In a group of fewer
+than 100 patients, the text is ``most`` instead. ``hidden`` means that the share would reveal a
+count below ten.
 """
 
 from collections.abc import Sequence

@@ -113,7 +113,7 @@ def test_shares_of_patients_with_codes_hide_few_with_them_and_few_without(carry,
     assert found.carriers == leading.everybody == (50 + carry) / 200
     assert (other.observed, other.everybody) == ("most", "nearly all")
     nobody = of_forty(0 * FORTY, carry, 50)
-    assert (nobody.prevalence, nobody.precision) == ("<10", None)
+    assert (nobody.prevalence, nobody.precision) == ("<10", "<10")
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_designs_without_an_answer_say_why():
 
     def reasons(A, died):
         found = [p.outcomes["died"] for p in described(A, died).phenotypes]
-        assert all((a.coefficient is None) == (a.reason is not None) for a in found)
+        assert all(a.rate and (a.coefficient is None) == (a.reason is not None) for a in found)
         return [association.reason for association in found]
 
     off = A.copy()
-    off[:, 1] = 0
-    assert reasons(off, died) == [None, "all scores are equal", None]
-    twice = A.copy()
-    twice[:, 1] = 2 * twice[:, 0]
+    for score, reason in (0, "fewer than 10 have it"), (1, "all scores are equal"):
+        off[:, 1] = score  # the reason does not tell none from few
+        assert reasons(off, died) == [None, reason, None]
+    twice = A[:, [0, 0, 2]] * [1, 2, 1]
     assert reasons(twice, died) == [None] * 3  # the penalty shares the coefficient
     survived = np.where(A[:, 2] > 0, 0, died)
     assert reasons(A, survived)[2] == "fewer than 10 have both"
