@@ -316,8 +316,10 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
     if sent.failures or missing:
         never = f"; no round with {', '.join(missing)}" if missing else ""
         failures = f"{sent.failures} failed replies{never}"
+    counts = {"site": s.sites, "round": s.rounds, "phenotype": s.rank}
+    parts = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
     lines = {
-        "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
+        "run": f"{s.name}: {', '.join(parts)}",
         "privacy": _promise(summary),
         **_measured(summary),
         "certainty": _certainty(summary),

@@ -208,8 +208,8 @@ def test_a_codes_name_is_said_without_fillers(description, said):
 
 
 def test_a_deployment_shows_what_the_server_knows():
-    assert prose.headline(DEPLOYED) == [
-        ("run", "job-1: 3 sites, 4 rounds, 12 phenotypes"),
+    assert prose.headline(replace(DEPLOYED, sites=1)) == [
+        ("run", "job-1: 1 site, 4 rounds, 12 phenotypes"),
         ("privacy", NO_CLAIM),
         (
             "sent",
