@@ -448,15 +448,21 @@ def _typed(
     """Return SQL that reads Parquet files or `Rows`, and an SQL expression for each column."""
     if isinstance(place, Rows):
         source = place.sql(connection)
+        parts = [f"frame_{number}" for number in range(len(place.frames))]
     elif place.exists():
         below = "/**/*.parquet" if place.is_dir() else ""
         source = f"read_parquet({_literal_path(place, below)}, union_by_name = true)"
+        files = place.rglob("*.parquet") if place.is_dir() else ()
+        parts = [f"read_parquet({_literal_path(file)})" for file in files]
     else:
         raise DataError(f"{place}: no such file")
-    described = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
-    _refuse_twins(place, [name.strip().lower() for name, *_ in described])
+    # A union of text and fractions is text, so each part is described too.
+    whole, *others = (
+        connection.execute(f"DESCRIBE SELECT * FROM {rows}").fetchall() for rows in (source, *parts)
+    )
+    _refuse_twins(place, [name.strip().lower() for name, *_ in whole])
     columns: dict[str, str] = {}
-    for name, kind, *_ in described:
+    for name, kind, *_ in itertools.chain(*others, whole):
         lower = name.strip().lower()
         asked = lower in wanted or list_of(lower) in wanted
         if asked and not _TEXT_OR_WHOLE.fullmatch(kind):

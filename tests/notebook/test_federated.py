@@ -169,7 +169,7 @@ def test_identifiers_of_frames_by_site_are_checked_like_those_of_one_frame(patie
             "a": ("17", "18"), "b": ("17", "18")
         }  # fmt: skip
         return
-    for sites in (frame, {"a": frame, "b": frame}):
+    for sites in (frame, {"a": frame, "b": frame}, {"a": HERE, "b": frame}):
         with pytest.raises(DataError, match=says):
             as_cohort(sites)
 
