@@ -444,5 +444,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         check_non_negative(checked, type(self).__name__)
         names = getattr(self, "feature_names_in_", None)
         known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
+        if known and lists and lists[0].codes != known[0].codes:
+            raise DataError("X: columns must be the vocabulary's codes, in its order")
         site = _site("site-1", checked, lists or known)
         return replace(site, patients=rows if rows and len(set(rows)) == len(rows) else None)
