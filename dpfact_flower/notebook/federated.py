@@ -245,9 +245,10 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         parts = [column for _, column in table.items()] if hasattr(table, "items") else [table]
         try:
             tensor = as_tensor(np.ma.column_stack([*map(np.asanyarray, parts)]))
-        except DataError as error:
+        except (DataError, TypeError) as error:  # NumPy cannot stack numbers and dates
+            why = error if isinstance(error, DataError) else "need numbers in every column"
             raise DataError(
-                f"site {name}: {error}. If the rows are events, read them with read_events"
+                f"site {name}: {why}. If the rows are events, read them with read_events"
             ) from None
         return SiteData(name, tensor, tuple(lists), patients=rows)
     tensor = as_tensor(given)
@@ -432,13 +433,13 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         try:
             checked = validate_data(
                 self, X, reset=reset, accept_sparse="csr", dtype=np.float64,
-                accept_large_sparse=False, ensure_min_features=2 if reset else 1,
+                ensure_min_features=2 if reset else 1,
             )  # fmt: skip
-        except ValueError as error:
-            if "could not convert" not in str(error):
+        except (TypeError, ValueError) as error:
+            if "could not" not in str(error):
                 raise
             raise DataError(  # scikit-learn's message quotes text, perhaps from a patient
-                "X: could not convert text to numbers. If the rows are events, read them with "
+                "X: need numbers in every column. If the rows are events, read them with "
                 "read_events"
             ) from None
         check_non_negative(checked, type(self).__name__)

@@ -267,6 +267,8 @@ def test_a_column_of_identifiers_is_no_code(fit):
     with pytest.raises(DataError, match=r"all columns are codes, not patient; .*set_index"):
         fit(wide)
     fit(wide.set_index("Patient"))
+    with pytest.raises(DataError, match="need numbers in every column"):
+        fit(wide.set_index("Patient").assign(admitted=pd.Timestamp("2024-05-31")))
     swapped = [Vocabulary("codes", ("I50", "I21"))]
     fitted = DPFactPhenotyper(1, privacy="none", vocabularies=swapped).fit
     for given in (lambda rows: as_cohort(rows, vocabularies=swapped), fitted):

@@ -67,7 +67,8 @@ def test_a_matrix_is_the_same_dense_and_sparse_and_with_names(cohort):
     counts = np.random.default_rng(1).poisson(0.7, (50, 7))
     dense = DPFactPhenotyper(rank=2, **PLAIN).fit(counts)
     frame = pd.DataFrame(counts, columns=list("abcdefg"), index=[f"p{n}" for n in range(50)])
-    for other in (scipy.sparse.csr_array(counts), scipy.sparse.coo_matrix(counts), frame):
+    long = scipy.sparse.coo_array((counts[at := np.nonzero(counts)], at))  # has 64-bit indices
+    for other in (scipy.sparse.csr_array(counts), scipy.sparse.coo_matrix(counts), long, frame):
         found = DPFactPhenotyper(rank=2, **PLAIN).fit(other)
         np.testing.assert_array_equal(found.components_, dense.components_)
         np.testing.assert_array_equal(found.transform(other), dense.transform(counts))
