@@ -310,6 +310,9 @@ def _assign_sites(
     count(connection, place, "in the tables", everybody)
     what = "left out, since no window holds a code of each mode"
     count(connection, place, what, everybody - kept, warn=True)
+    gone = "(SELECT site FROM named EXCEPT SELECT site FROM named SEMI JOIN members USING (id))"
+    what = f"left out, since none of their {place} is kept"
+    count(connection, "sites", what, count_rows(connection, gone), warn=True)
     count(connection, place, "kept", kept)
 
 

@@ -122,9 +122,10 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(filled, caplog):
         ("small-4", ("p4",), [1]),
     ]
     assert "patients: left out, since no window holds a code of each mode: 1" in caplog.text
-    assert cohort.read_report[-3:] == (
+    assert cohort.read_report[-4:] == (
         ("patients", "in the tables", 6),
         ("patients", "left out, since no window holds a code of each mode", 1),
+        ("sites", "left out, since none of their patients is kept", 1),
         ("patients", "kept", 5),
     )
 

@@ -88,8 +88,10 @@ def read_sites(
     """Read each site's frame of events into a tensor. Each frame must have a column ``mode``."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
-    for site in frames:
+    for site, frame in frames.items():
         check_name("site name", site)
+        if not len(frame):
+            raise DataError(f"sites: {site} has no row; leave it out")
     rows = Rows("events", list(frames.values()), sites=list(frames))
     homes = event_tables.LabelTable(rows._replace(name="sites"))
     modes = _by_mode(rows, MODE, options)
