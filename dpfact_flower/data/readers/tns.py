@@ -50,7 +50,7 @@ def read(
         raise DataError(f"{path}: holds no cell")
     sites = []
     for part in range(parts):
-        rows = people[people % parts == part]
+        rows = people[part::parts]
         if len(rows):
             site = f"part-{part + 1}" if parts > 1 else name
             ids = tuple(str(row + 1) for row in rows.tolist())
@@ -87,7 +87,7 @@ def _read_table(path: Path) -> Floats:
     try:
         with (
             fileinput.FileInput(
-                path, openhook=fileinput.hook_compressed, encoding="utf-8"
+                path, openhook=fileinput.hook_compressed, encoding="utf-8-sig"
             ) as lines,
             warnings.catch_warnings(),
         ):
@@ -119,9 +119,10 @@ def _vocabularies(
         for name, size in zip(names, sizes, strict=True)
     ]
     for place, size, vocabulary in zip(places, sizes, lists, strict=True):
-        if len(vocabulary) != size:
+        if (listed := len(vocabulary)) != size:
+            unused = "; if the last codes are unused, add a line with the last index and count 0"
             raise DataError(
                 f"{path}: mode {place} has {size} codes, but the list of {vocabulary.name} has "
-                f"{len(vocabulary)}"
+                f"{listed}{unused * (listed > size)}"
             )
     return tuple(lists)

@@ -24,7 +24,7 @@ def test_patients_of_any_mode(write):
 def test_names_lists_and_parts(write):
     lists = (Vocabulary("dx", ("a", "b")), Vocabulary("rx", ("x", "y", "z")))
     cohort = tns.read(write("x.tns", TEXT), "all", patients=2, vocabularies=lists, parts=2)
-    assert {site.name: site.patients for site in cohort.sites} == {"part-1": ("1", "3")}
+    assert [site.patients for site in cohort.sites] == [("1",), ("3",)]  # 2 has no cell
     assert ("part-1", "1", "b", "z") in cells_of(cohort)
     named = tns.read(write("y.tns", TEXT), "n", modes=("dx", "rx"))
     assert [vocabulary.name for vocabulary in named.vocabularies] == ["dx", "rx"]
@@ -43,6 +43,11 @@ def test_names_lists_and_parts(write):
 def test_what_does_not_fit_is_named(options, error, says, write):
     with pytest.raises(error, match=says):
         tns.read(write("x.tns", TEXT), "north", **{"patients": 2, **options})
+    lists = Vocabulary("dx", ("a", "b", "c")), Vocabulary("rx", ("x", "y", "z"))
+    with pytest.raises(DataError, match="of dx has 3; .*unused, add a line with the last index"):
+        tns.read(write("x.tns", TEXT), "north", patients=2, vocabularies=lists)
+    last = tns.read(write("y.tns", TEXT + "3 1 1 0\n"), "north", patients=2, vocabularies=lists)
+    assert last.shape == (2, 3, 3)
 
 
 PLAIN = "1 1 1\n2 2 2\n3 2 3\n"
@@ -51,6 +56,7 @@ SAME_AS_PLAIN = {
     "comments and empty lines": "# from somewhere\n\n1 1 1\n# so\n\n2 2 2\n3 2 3 # yes\n\n",
     "scientific": "1 1 1e0\n2e0 2 20e-1\n3 2 0.3E+1\n",
     "zero-based": "0 0 1\n1 1 2\n2 1 3\n",
+    "a byte order mark": "\ufeff" + PLAIN,
     "tabs, blanks and no last newline": "  1\t1   1 \n2 2\t2\r\n3 2 3",
     "duplicates and zeros": "1 1 1\n3 2 1\n2 2 2\n3 2 2\n1 2 0\n",
 }
