@@ -452,17 +452,14 @@ def _typed(
     elif place.exists():
         below = "/**/*.parquet" if place.is_dir() else ""
         source = f"read_parquet({_literal_path(place, below)}, union_by_name = true)"
-        files = place.rglob("*.parquet") if place.is_dir() else ()
-        parts = [f"read_parquet({_literal_path(file)})" for file in files]
+        parts = [f"read_parquet({_literal_path(file)})" for file in place.rglob("*.parquet")]
     else:
         raise DataError(f"{place}: no such file")
     # A union of text and fractions is text, so each part is described too.
-    whole, *others = (
-        connection.execute(f"DESCRIBE SELECT * FROM {rows}").fetchall() for rows in (source, *parts)
-    )
-    _refuse_twins(place, [name.strip().lower() for name, *_ in whole])
+    described = [connection.execute(f"DESCRIBE FROM {p}").fetchall() for p in (*parts, source)]
+    _refuse_twins(place, [name.strip().lower() for name, *_ in described[-1]])
     columns: dict[str, str] = {}
-    for name, kind, *_ in itertools.chain(*others, whole):
+    for name, kind, *_ in itertools.chain(*described):
         lower = name.strip().lower()
         asked = lower in wanted or list_of(lower) in wanted
         if asked and not _TEXT_OR_WHOLE.fullmatch(kind):

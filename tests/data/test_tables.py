@@ -102,7 +102,7 @@ def test_zeros_are_kept_where_another_file_of_the_folder_holds_numbers(connectio
     load(connection, tmp_path, "code")
     assert sorted(rows(connection)) == [("0389",), ("401",)]
     duckdb.sql("SELECT 401.0::DOUBLE AS code").write_parquet(str(tmp_path / "2.parquet"))
-    with pytest.raises(DataError, match="column code must hold text, whole .* it holds DOUBLE"):
+    with pytest.raises(DataError, match=r"column code must hold text, whole .* it holds DOUBLE"):
         load(connection, tmp_path, "code")
 
 

@@ -154,6 +154,8 @@ def test_frames_by_site_count_what_they_left_out():
     for empty in (HERE[:0], duckdb.from_df(HERE[:0]), as_arrow(HERE[:0])):
         with pytest.raises(DataError, match="sites: b has no row; leave it out"):
             as_cohort({"a": HERE, "b": empty})
+    with pytest.raises(DataError, match=r"^site b: lacks the column\(s\) time; it has \['patient'"):
+        as_cohort({"a": HERE, "b": HERE.drop(columns="time")})
 
 
 @pytest.mark.parametrize(
