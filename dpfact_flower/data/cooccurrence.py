@@ -59,7 +59,7 @@ class Window:
     same_encounter: bool = False
 
     def __post_init__(self) -> None:
-        if self.days is not None and (type(self.days) is not int or self.days < 0):
+        if self.days is not None and (type(self.days) not in (int, np.int64) or self.days < 0):
             raise SettingsError(f"window days: need an integer of at least 0, got {self.days!r}")
         object.__setattr__(self, "days", self.days or None)
         object.__setattr__(self, "same_encounter", self.same_encounter or self.days is None)

@@ -292,6 +292,7 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
             "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (save it as UTF-8; "
             "dpfact data events also has --encoding)",
             "UNQUOTED VALUE": "an open quote",
+            "LINE SIZE OVER MAXIMUM": "more than 2 MB",
         }
         fields = "too few or too many fields (does a field with the delimiter lack quotes?)"
         kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})

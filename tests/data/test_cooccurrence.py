@@ -186,7 +186,7 @@ def test_windows_and_options_are_checked():
         with pytest.raises(SettingsError, match="window days"):
             Window(days=days)
     assert Window(0) == Window(None, same_encounter=False) == Window(None, same_encounter=True)
-
+    assert Window(np.int64(7)) == Window(7)
     for least in (0, 1.5, True):
         with pytest.raises(SettingsError, match="min-patients"):
             Options(min_patients=least)

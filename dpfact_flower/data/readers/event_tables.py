@@ -455,9 +455,10 @@ def _load_facts(
     place, patient, column = table.file, table.patient, table.column
     value = f"lower({quoted(column)})" if label else quoted(column)
     load_table(
-        connection, "facts", place, Table("facts", (patient, column), floats=[column] * label),
-        select=f"{quoted(patient)} AS patient, {value} AS value",
-        dialect=dialect, hint=lambda _: hint.format(place),
+        connection, "facts", place,
+        Table("facts", (patient, column), null_words=True, floats=[column] * label),
+        select=f"{quoted(patient)} AS patient, {value} AS value", dialect=dialect,
+        hint=lambda _: hint.format(place),
     )  # fmt: skip
     _refuse_header(connection, "facts", place, {"patient": patient, "value": column})
     _refuse_no_text(connection, "facts", _NO_TEXT.format("patient"), place, patient)

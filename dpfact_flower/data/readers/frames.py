@@ -97,8 +97,7 @@ def read_sites(
     modes = _by_mode(rows, MODE, options)
     cohort = event_tables.read(modes, name, window_days=window_days, sites=homes, **options)
     for site, frame in frames.items():  # a column that only some frames lack was read as blank
-        window = "time" if window_days else "encounter"
-        check_columns(Rows(f"site {site}"), [window], columns_of(frame))
+        check_columns(Rows(site), ["time" if window_days else "encounter"], columns_of(frame))
     sites = (
         replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
         for site in cohort.sites

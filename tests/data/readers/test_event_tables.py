@@ -117,7 +117,7 @@ def test_sites_and_labels(tables, write):
 
 
 def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, write, caplog):
-    sites = events.LabelTable(write("sites.csv", "patient,site\n2,\n"))
+    sites = events.LabelTable(write("sites.csv", "patient,site\n2,\n2,nan\n"))
     cohort = events.read(tables, "region", sites=sites)
     assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
     assert "sites.csv: patients with events who are not in it, left out: 2" in caplog.text
@@ -355,6 +355,7 @@ READ = {
         .replace("4019", "4019,0").encode(),
 }  # fmt: skip
 REFUSED = {
+    "a very long line": ("d.csv", (D + "2" * 2_100_000).encode(), "more than 2 MB; .*is row 4"),
     "zstd": ("d.csv.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "save a workbook or archive"),
     "bzip2": ("d.csv.bz2", bz2.compress(D.encode()), "save a workbook or archive"),
     "an Excel workbook": ("d.csv", b"PK\x03\x04" + bytes(30), "save a workbook or archive"),
