@@ -119,10 +119,9 @@ def _vocabularies(
         for name, size in zip(names, sizes, strict=True)
     ]
     for place, size, vocabulary in zip(places, sizes, lists, strict=True):
-        if (listed := len(vocabulary)) != size:
-            unused = "; if the last codes are unused, add a line with the last index and count 0"
+        if len(vocabulary) != size:
             raise DataError(
                 f"{path}: mode {place} has {size} codes, but the list of {vocabulary.name} has "
-                f"{listed}{unused * (listed > size)}"
+                f"{len(vocabulary)}; if its last codes are unused, add its last index with count 0"
             )
     return tuple(lists)
