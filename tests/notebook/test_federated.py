@@ -247,6 +247,7 @@ def test_a_missing_value_is_refused_by_the_frames_own_name_with_a_way_out(other,
         ({}, {"time_format": "%Y-%m-%d"}, "or omit time_format= if it holds dates"),
         ({}, {"labels": EVENTS[["patient"]]},
          "labels={'LABEL': frame}, .* the columns Fallnr and LABE"),
+        ({}, {"vocabularies": ["dx.csv"]}, "vocabularies: need Vocabulary objects"),
         ({"ICD": 250.0}, {}, "column ICD must .*; read it as text, in pandas with dtyp"),
     ],
 )  # fmt: skip

@@ -98,11 +98,9 @@ def read_sites(
     cohort = event_tables.read(modes, name, window_days=window_days, sites=homes, **options)
     for site, frame in frames.items():  # a column that only some frames lack was read as blank
         check_columns(Rows(site), ["time" if window_days else "encounter"], columns_of(frame))
-    sites = (
-        replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
-        for site in cohort.sites
-    )
-    return replace(cohort, sites=tuple(sites))
+    ids = (tuple(known.partition("/")[2] for known in s.patients or ()) for s in cohort.sites)
+    own = (replace(site, patients=known) for site, known in zip(cohort.sites, ids, strict=True))
+    return replace(cohort, sites=tuple(own))
 
 
 def _columns(frame: Any) -> dict[str, str]:
@@ -112,7 +110,7 @@ def _columns(frame: Any) -> dict[str, str]:
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
     """Return each mode's rows. Modes with a vocabulary come first, in the vocabularies' order."""
-    listed = [vocabulary.name for vocabulary in options.get("vocabularies") or ()]
+    listed = [getattr(given, "name", "") for given in options.get("vocabularies") or ()]
     names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
     check_columns(events, [column], names.values())
     text = f"{quoted(names[column.lower()])}::VARCHAR"
