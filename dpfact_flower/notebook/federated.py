@@ -439,12 +439,12 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             if "could not" not in str(error):
                 raise
             raise DataError(  # scikit-learn's message quotes text, perhaps from a patient
-                "X: need numbers in every column. If the rows are events, read them with "
-                "read_events"
+                "X: need numbers in every column. If rows are events, read them with read_events"
             ) from None
         check_non_negative(checked, type(self).__name__)
-        names = getattr(self, "feature_names_in_", None)
-        known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
+        to_sites = not hasattr(self, "n_features_in_")  # scikit-learn knows no names after this fit
+        names = columns_of(X) if to_sites else getattr(self, "feature_names_in_", ())
+        known = [Vocabulary(ONE_MODE, tuple(names))] if len(names) else None
         if known and lists and lists[0].codes != known[0].codes:
             raise DataError("X: columns must be the vocabulary's codes, in its order")
         site = _site("site-1", checked, lists or known)

@@ -276,7 +276,8 @@ def test_a_column_of_identifiers_is_no_code(fit):
         fit(wide.set_index("Patient").assign(admitted=pd.Timestamp("2024-05-31")))
     swapped = [Vocabulary("codes", ("I50", "I21"))]
     fitted = DPFactPhenotyper(1, privacy="none", vocabularies=swapped).fit
-    for given in (lambda rows: as_cohort(rows, vocabularies=swapped), fitted):
+    found = DPFactPhenotyper(1, privacy="none").fit([wide[["I50", "I21"]]])
+    for given in (lambda rows: as_cohort(rows, vocabularies=swapped), fitted, found.transform):
         with pytest.raises(DataError, match="columns must be the vocabulary's codes, in its order"):
             given(wide.set_index("Patient"))
 
