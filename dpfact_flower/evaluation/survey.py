@@ -1,8 +1,9 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are the model's phenotypes. In a made-up item, codes of another phenotype replace
-one leading code, or all leading codes of one mode. The key file lists the real items, so nobody
-should read the key file before the survey ends. Anyone who may see the model may see the survey.
+Half of the items are the model's phenotypes. A made-up item is a phenotype with codes of another
+phenotype, in place of either one leading code or all leading codes of one mode. The key file lists
+the real items, so nobody should read the key file before the survey ends. Anyone who may see the
+model may see the survey.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -96,7 +96,7 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Load a round's factors (default: the latest round). Return None if no file exists.
 
-        Omit `round_number` only for inspection, because the ledger determines which round is valid.
+        Omit `round_number` only to inspect files. In a run, the ledger names the valid round.
         """
         path = self._path(round_number or 0)
         if round_number is None:

@@ -174,10 +174,10 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
     """Reduce the objective, as a function of one factor, in one sweep over the factor's columns.
 
     The objective has curvature `q`, gradient ``-target`` at 0, and an l2,1 penalty with weight
-    `mu`. `columns` (the factor, updated in place) and `target` are transposed. All arrays are
-    float32, or all are float64. Each step finds the exact minimum over one column. One matrix
-    product gives the gradients of a panel (a group of columns). Each step then corrects the
-    gradients of the panel's remaining columns.
+    `mu`. Each row of `columns` and `target` belongs to one column of the factor. `columns` is
+    updated in place. All arrays are float32, or all are float64. Each step finds the exact minimum
+    over one column. One matrix product gives the gradients of a panel (a group of columns). Each
+    step then corrects the gradients of the panel's remaining columns.
 
     If a diagonal entry of `q` is almost 0, the column has no effect on the model. The column then
     becomes zero if `mu` is positive, and stays unchanged if `mu` is 0.
