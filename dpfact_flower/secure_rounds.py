@@ -171,12 +171,11 @@ class SecureRounds:
         try:
             content = from_json((folder / SECURE).read_bytes())
             stage = SecureStage.from_text(content["stage"])
-            number, opened = content["round"], content["opened"]
-            charged = tuple(content.get("charged", ()))  # older files have none
+            number, opened, charged = content["round"], content["opened"], content["charged"]
         except (OSError, KeyError, TypeError, ValueError):
             raise DataError(
                 f"{folder / SECURE}: damaged; restore it from a copy, or start a new run"
             ) from None
         self._members = stage.members
-        self._last = Attempt(number, stage.attempt, stage.asked, opened, charged)
+        self._last = Attempt(number, stage.attempt, stage.asked, opened, tuple(charged))
         return True

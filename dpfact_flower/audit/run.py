@@ -50,7 +50,7 @@ def audit(
         names = ", ".join(one.name for one in sites)
         raise SettingsError(f"site: must be one of {names}; got {site!r}")
     folder = state_dir and (state_dir if (state_dir / LEDGER).exists() else state_dir / chosen.name)
-    is_new = folder and folder.parent.is_dir() and not any(folder.parent.glob(f"*/{LEDGER}"))
+    is_new = folder and folder.parent.is_dir() and not any(folder.parent.glob("*/"))
     if folder and not (folder.is_dir() or is_new):
         whose = f"{chosen.name}, or the folder in it that holds the ledger"
         raise StateError(f"{folder}: no such folder; give the state-dir that holds {whose}")
@@ -83,17 +83,18 @@ def audit(
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
     """Check that only the owner can access a site's folder, and that the ledger is intact."""
-    open_to_others: dict[str, None] = {}  # a set in order: files share the faults of their folders
+    faults: list[str] = []
     owner = (folder if folder.is_dir() else folder.parent).stat().st_uid
     for path in (folder.parent, folder, *folder.rglob("*")):
         with suppress(FileNotFoundError):  # a temporary file of a site that is answering
-            open_to_others |= dict.fromkeys(not_private(path, owner))
+            faults += not_private(path, owner)
+    open_to_others = [*dict.fromkeys(faults)]  # files share the faults of their folders
     what, problems = "state: no ledger, as before the first run", list[str]()
     if (folder / LEDGER).exists() or has_jobs(folder):
         with Ledger(folder, create=False) as ledger:
             what, problems = "state: ledger", ledger.verify()
     return (
-        count_of("state: rights of others", len(open_to_others), "; ".join([*open_to_others][:3])),
+        count_of("state: rights of others", len(open_to_others), "; ".join(open_to_others[:3])),
         count_of(what, len(problems), "; ".join(problems[:3])),
     )
 

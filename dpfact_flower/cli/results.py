@@ -37,7 +37,7 @@ def report(
 
     if beside:
         found = replications(folder, beside)
-        if len({digest(run) for run in (folder, *beside)}) <= len(beside):
+        if len({digest(run) for run in (folder, *beside)}) < 1 + len(beside):
             raise SettingsError("--beside: two of these runs have the same model; give other runs")
         write_json(folder / BESIDE, found)
     say(f"report: {write_report(folder)}")
@@ -197,7 +197,7 @@ def _read_review(run: Path, sheet: Path) -> None:
         return
     apply_verdicts(run, verdicts)
     say(f"{verdicts.decision}: recorded in {run / 'names.toml'}")
-    if (verdicts.highest.public_share, verdicts.near.public_share) != ((None, None),) * 2:
+    if any(half.public_share != (None, None) for half in (verdicts.highest, verdicts.near)):
         say("The recorded shares come from patients' charts. No privacy guarantee covers them.")
     _write_report_again(run)
 

@@ -67,7 +67,9 @@ def open_source(
     """
     if lines:
         return nullcontext(_lines(connection, Path(place)))
-    address = str(place).removeprefix("sqlite:///")  # as a URL, a missing file would be created
+    address = str(place)
+    if "?" not in address:
+        address = address.removeprefix("sqlite:///")  # as a URL, a missing file would be created
     if "://" in address:
         return _database(connection, address, schema)
     path = Path(address)

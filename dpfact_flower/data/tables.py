@@ -456,14 +456,17 @@ def _typed(
         parts = [f"read_parquet({_literal_path(file)})" for file in place.rglob("*.parquet")]
     else:
         raise DataError(f"{place}: no such file")
-    # A union of text and fractions is text, so each part is described too.
-    described = [connection.execute(f"DESCRIBE FROM {p}").fetchall() for p in (*parts, source)]
-    _refuse_twins(place, [name.strip().lower() for name, *_ in described[-1]])
+    described = [  # a union of text and fractions is text, so each part is described too
+        (part, name, kind)
+        for part in (*parts, source)
+        for name, kind, *_ in connection.execute(f"DESCRIBE FROM {part}").fetchall()
+    ]
+    _refuse_twins(place, [name.strip().lower() for part, name, _ in described if part == source])
     columns: dict[str, str] = {}
-    for name, kind, *_ in itertools.chain(*described):
-        lower = name.strip().lower()
-        asked = lower in wanted or list_of(lower) in wanted
-        if asked and not _TEXT_OR_WHOLE.fullmatch(kind):
+    for part, name, kind in described:
+        lower, filled = name.strip().lower(), f"{quoted(name)} IS NOT NULL"
+        wrong = not _TEXT_OR_WHOLE.fullmatch(kind) and (lower in wanted or list_of(lower) in wanted)
+        if wrong and count_rows(connection, part, filled):
             why = " (one missing value makes whole numbers floats)" * (kind == "DOUBLE")
             how = "read it as text, in pandas with dtype=str"
             if not (isinstance(place, Rows) and place.frames):

@@ -274,7 +274,7 @@ def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dic
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("cp1252", "replace")
-    delimiter = ";" if ";" in "".join(text.splitlines()[:1]) else ","
+    delimiter = ";" if ";" in next(iter(text.splitlines()), "") else ","
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     seen = set()
     try:

@@ -254,10 +254,14 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
     tensor = as_tensor(given)
     names = [ONE_MODE] if tensor.ndim == 2 else [f"mode-{n}" for n in range(1, tensor.ndim)]
     numbered = [
-        Vocabulary(mode, tuple(f"x{code}" for code in range(size)))
+        Vocabulary(mode, _numbered(size))
         for mode, size in zip(names, tensor.feature_shape, strict=True)
     ]
     return SiteData(name, tensor, tuple(vocabularies or numbered))
+
+
+def _numbered(size: int) -> tuple[str, ...]:
+    return tuple(f"x{code}" for code in range(size))
 
 
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
@@ -345,14 +349,13 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         own: dict[str, Any] = {
             "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
             "delta": self.delta, "rounds": self.rounds, "seed": seed,
-            "vocabularies": self.vocabularies, "state_dir": self.state_dir,
-            "max_epsilon": self.max_epsilon, "sites": self._cohort(X, reset=True),
-            "measure": False,
+            "vocabularies": self.vocabularies, "window_days": self.window_days,
+            "state_dir": self.state_dir, "max_epsilon": self.max_epsilon, "measure": False,
         }  # fmt: skip
         others: Mapping[str, Any] = self.settings or {}
-        if twice := own.keys() & {key.replace("-", "_") for key in others}:
-            raise SettingsError(f"settings: {min(twice)} is a parameter of the estimator's own")
-        self.run_: Run = federate(**own, **others)
+        if twice := {*own, "sites"} & {key.replace("-", "_") for key in others}:
+            raise SettingsError(f"settings: cannot hold {min(twice)}; use parameters instead")
+        self.run_: Run = federate(sites=self._cohort(X, reset=True), **own, **others)
         self.model_: GlobalModel = self.run_.model
         return self
 
@@ -445,7 +448,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         to_sites = not hasattr(self, "n_features_in_")  # scikit-learn knows no names after this fit
         names = columns_of(X) if to_sites else getattr(self, "feature_names_in_", ())
         known = [Vocabulary(ONE_MODE, tuple(names))] if len(names) else None
-        if known and lists and lists[0].codes != known[0].codes:
+        if known and lists and lists[0].codes not in (known[0].codes, _numbered(len(names))):
             raise DataError("X: columns must be the vocabulary's codes, in its order")
         site = _site("site-1", checked, lists or known)
         return replace(site, patients=rows if rows and len(set(rows)) == len(rows) else None)

@@ -70,7 +70,6 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
 @compiled()
 def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Return True with probability 1/k."""
     width = 0
     while (1 << width) < k:
         width += 1

@@ -71,6 +71,7 @@ class Coordinator:
         self.records: list[RoundRecord] = []
         self._missed: list[RoundRecord] = []  # at most one: of the round that must be repeated
         self._asked = 0
+        self._how = "with resume = true" if run_dir else "in this process (there is no run_dir)"
         self.resumed = False
         """Whether the run continues from a checkpoint, possibly one from before round 1."""
         if self.run_dir is not None:
@@ -228,7 +229,8 @@ class Coordinator:
         if enough:
             self._update(round_number, statistics)
         else:
-            self._check_may_miss(record, sum_failed=sums is not None and not sums)
+            sum_failed = len(unique) >= self.run.min_sites
+            self._check_may_miss(record, sum_failed=sum_failed)
         self.records.append(record)
         self._missed = []
         self.save()
@@ -245,10 +247,9 @@ class Coordinator:
             return
         self._missed = [record]
         self.save()
-        how = "with resume = true" if self.run_dir else "in this process (there is no run_dir)"
         raise QuorumError(
             f"round {record.round}: {short}, and later rounds build on this one", record.failures,
-            f"Nothing that was charged is lost: continue {how} {advice}",
+            f"Nothing that was charged is lost: continue {self._how} {advice}",
         )  # fmt: skip
 
     def save(self) -> None:
@@ -267,10 +268,10 @@ class Coordinator:
             problem = f"no round met the quorum of {self.run.min_sites} site(s)"
             advice = "These failures are from the last round" if last else ""
             raise QuorumError(problem, last, advice)
-        if not self.rule.anchors(min(self.finished_rounds + 1, self.rounds)):
+        if not self.rule.started:
             raise SettingsError(
                 f"num_rounds: the first {self.finished_rounds} round(s) only count codes, so there "
-                f"are no phenotypes yet; continue with resume = true and up to {self.rounds} rounds"
+                f"are no phenotypes yet; continue {self._how} and up to {self.rounds} rounds"
             )
 
     def _identity(self) -> dict[str, Any]:

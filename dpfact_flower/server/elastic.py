@@ -52,23 +52,23 @@ class ElasticRule(ServerRule):
         self._sizes = [int(size) for size in feature_shape]
         self._paired = paired_codes(self._sizes)
         self.factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
-        self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
+        self.started = not starts_from_cooccurrences(feature_shape, privacy, run)
         if type(self).update is not ElasticRule.update:  # such a rule needs factors in every round
             if run.start == "cooccurrence":
                 raise SettingsError("start: a rule with its own update method needs start 'random'")
             if run.aggregation == "async" and type(self).arrive is ElasticRule.arrive:
                 raise SettingsError("aggregation: a rule with its own update method needs 'sync'")
-            self._started = True
+            self.started = True
         self._usage: dict[str, Floats] = {}
         self._solver, self._run = solver, run
 
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple if no factors have been computed yet."""
-        return self.factors if self._started else ()
+        return self.factors if self.started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """Return the expected shapes of the arrays in a site's reply."""
-        if self._started:
+        if self.started:
             return [factor.shape for factor in self.factors]
         if self._counts_codes:
             return [(sum(self._sizes),)]
@@ -88,11 +88,11 @@ class ElasticRule(ServerRule):
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether a round computes the initial factors, on which all later rounds depend."""
-        return not self._started and round_number <= start_rounds(self._sizes)
+        return not self.started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Compute initial factors from the replies, or pull the factors towards the sites' mean."""
-        if self._started:
+        if self.started:
             self._pull(replies)
         elif self._counts_codes:
             counts = [reply.arrays[0] for reply in replies]
@@ -111,7 +111,7 @@ class ElasticRule(ServerRule):
         return {
             **numbered("factor", self.factors),
             **numbered("kept", self.selection),
-            "started": np.array(self._started),
+            "started": np.array(self.started),
             "usage_sites": np.array(list(self._usage), np.str_),
             "usage": np.array(list(self._usage.values())),
         }
@@ -120,7 +120,7 @@ class ElasticRule(ServerRule):
         """Restore the rule's state from arrays that `state` returned."""
         self.factors = unnumbered(arrays, "factor")
         self.selection = unnumbered(arrays, "kept")
-        self._started = bool(arrays["started"])
+        self.started = bool(arrays["started"])
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], shares: Sequence[float] = ()) -> None:
@@ -159,7 +159,7 @@ class ElasticRule(ServerRule):
         factors = fitted_to_surrogates(start, released, 0.0, rng)
         usage = [usage_of(pairs, factors, 0.0)[0] for pairs in released]
         self.factors, self.selection = self._of_all_codes(factors), ()
-        self._started = True
+        self.started = True
         self._usage = dict(zip((reply.site for reply in replies), usage, strict=True))
 
     def _of_all_codes(self, factors: Factors) -> Factors:

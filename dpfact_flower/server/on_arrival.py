@@ -74,7 +74,7 @@ class OnArrival(Coordinator):
         self._last = self.rounds
 
     def run_until(self, last: int) -> None:
-        """Send no request for a round after `last`, and let the clock of `advance` begin anew."""
+        """Send no new request for a round after `last`, and restart the clock of `advance`."""
         self._last, self._round.began = last, 0.0
 
     @property

@@ -80,7 +80,7 @@ class PatientRule(ServerRule):
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
         self._run = run
-        self._started = False
+        self.started = False
         self._totals: tuple[Array, ...] = ()
         """Totals of the start, one per group of sites in secure sums, kept to compute `usages`."""
         self._halves: Factors = ()
@@ -94,7 +94,7 @@ class PatientRule(ServerRule):
 
         If `auto_rank` lowered the rank, columns of zeros are appended up to the requested rank.
         """
-        if not self._started:
+        if not self.started:
             return ()
         return tuple(np.pad(factor, ((0, 0), (0, self._dropped))) for factor in self.factors)
 
@@ -182,7 +182,7 @@ class PatientRule(ServerRule):
         sizes = [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, rank, *sizes])
         start = start_factors(released, sizes, rank, sigma, rng)
-        settings, self._started = fit_settings(self._solver), True
+        settings, self.started = fit_settings(self._solver), True
         self.factors = fitted_to_surrogates(start, released, sigma, rng, settings)
         counts = typical_counts(released, sizes) if self._is_squared else []
         if not counts:  # fits to halves need squared errors and typical counts
@@ -224,7 +224,7 @@ class PatientRule(ServerRule):
             **numbered("total", self._totals),
             **numbered("half", self._halves),
             "cells": np.array(self._cells),
-            "started": np.array(self._started),
+            "started": np.array(self.started),
             **{
                 f"average_{mode}_{field}": np.array(value)
                 for mode, average in self._averages.items()
@@ -238,7 +238,7 @@ class PatientRule(ServerRule):
         self._totals = unnumbered(arrays, "total")
         self._halves = unnumbered(arrays, "half")
         self._cells = float(arrays["cells"])
-        self.factors, self._started = unnumbered(arrays, "factor"), bool(arrays["started"])
+        self.factors, self.started = unnumbered(arrays, "factor"), bool(arrays["started"])
         self._averages = {
             mode: Average(
                 tuple(arrays[f"average_{mode}_sites"].tolist()),

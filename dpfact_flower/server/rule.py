@@ -19,7 +19,8 @@ class ServerRule(ABC):
 
     `privacy` includes values that the server computes, such as `bound`. `selection` has one array
     of the selected codes' positions for each feature mode. If all codes are used, `selection` is
-    empty. `plan` is the plan of a run in patient mode.
+    empty. `plan` is the plan of a run in patient mode. `started` is False until the rule has
+    computed its initial factors, if the sites' replies are needed for that.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ServerRule(ABC):
     factors: Factors
     selection: Selection = ()
     plan: PatientPlan | None = None
+    started: bool = True
 
     @property
     def false_discovery(self) -> tuple[float, ...]:

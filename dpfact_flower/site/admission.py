@@ -238,7 +238,10 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 def check_only_ledger(hospital: Hospital) -> None:
     """Refuse a new ledger beside a misplaced ledger, or that of a site not in `hospital.beside`."""
     if (misplaced := hospital.root / LEDGER).exists():
-        raise StateError(f"{misplaced}: move it into {hospital.folder}, or use another state-dir")
+        raise StateError(
+            f"{misplaced}: if {hospital.root} is a site's own folder, set state-dir to the folder "
+            f"above it; otherwise, move the ledger and all files beside it into {hospital.folder}"
+        )
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

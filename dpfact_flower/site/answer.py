@@ -65,7 +65,7 @@ class Site:
             with admitted(self._hospital, request, delay) as admission:
                 if admission.work.is_final:
                     return self._end(admission)
-                if admission.secure is not None and admission.secure.question is None:
+                if admission.secure is not None and admission.secure.allowed is None:
                     return admission.secure.keys()
                 planned = admission.work.planned
                 if planned and planned.sharing and admission.secure is None:

@@ -3,8 +3,8 @@
 The duration of a round depends on patients' data. If `reply-after` is set, every reply is due
 `reply-after` seconds after the request arrived. Replies are packed when due, because the time for
 packing depends only on the values that are sent. If a reply is not ready when due, the site keeps
-doubling the reply's delay until the reply is ready. Such a late reply
-reports only that the round failed, and its time reveals only the number of doublings.
+doubling the reply's delay until the reply is ready. Such a late reply reports only that the round
+failed, and its time reveals only the number of doublings.
 
 The time to live of the server's message sets the round's deadline. Privacy budget charged after the
 deadline would be wasted, because the server no longer collects replies. The site therefore checks

@@ -40,23 +40,23 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
-    `job` contains this site's key for the job. `question` identifies the sum, and is None in the
+    `job` contains this site's key for the job. `allowed` identifies the sum, and is None in the
     stage `keys`.
     """
 
     files: "_Files"
     job: sums.JobSecrets
     stage: SecureStage
-    question: sums.AllowedQuestion | None
+    allowed: sums.AllowedQuestion | None
     noise: Noise
 
     @property
     def vector(self) -> NDArray[np.int64]:
         """The round's noisy vector. The site has already charged the vector's privacy cost."""
-        assert self.question is not None
-        if self.question.state is None:
+        assert self.allowed is not None
+        if self.allowed.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
-        return self.question.state.noisy
+        return self.allowed.state.noisy
 
     def keys(self) -> Release:
         """Store this site's key for the job, and return the public part of the key."""
@@ -65,19 +65,19 @@ class SecureRound:
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
         """Store the round's new state on disk, and then return the masked vector."""
-        assert self.question is not None
-        state = sums.answer(self.question, draw, self.noise.random_bytes)
-        if state is not self.question.state:
+        assert self.allowed is not None
+        state = sums.answer(self.allowed, draw, self.noise.random_bytes)
+        if state is not self.allowed.state:
             self.files.keep(self.job, state)
         answer = sums.masked(self.job, state)
         return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
         """Store and return the secrets that the server needs to unmask the sum."""
-        assert self.question is not None
-        context = keys.context_of(self.job.terms, self.question.question)
-        state = sums.opened(self.job, self.question.state, context, self.stage.sealed)
-        if state is not self.question.state:
+        assert self.allowed is not None
+        context = keys.context_of(self.job.terms, self.allowed.question)
+        state = sums.opened(self.job, self.allowed.state, context, self.stage.sealed)
+        if state is not self.allowed.state:
             self.files.keep(self.job, state)
         assert state.opening is not None
         return release_masked(state.opening.seed, sealed_text(state.opening.shares))

@@ -235,8 +235,9 @@ def test_a_state_dir_is_whole_before_the_first_run(cohort, tmp_path, monkeypatch
     private_folder(place := tmp_path / own)
     if own == "north":  # as `site` in the node config, but not in the data file
         Ledger(place, create=True).close()
-        with pytest.raises(StateError, match=r"site-1: no such folder; give the state-dir"):
-            audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=tmp_path)
+        for wrong in (tmp_path, tmp_path.parent):
+            with pytest.raises(StateError, match=r"site-1: no such folder; give the state-dir"):
+                audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=wrong)
     where = place if own == "north" else tmp_path
     findings = audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=where)
     assert [finding.measured for finding in findings] == [0, 0]

@@ -176,6 +176,8 @@ def test_identifiers_of_frames_by_site_are_checked_like_those_of_one_frame(patie
     for sites in (frame, {"a": frame, "b": frame}, {"a": HERE, "b": frame}):
         with pytest.raises(DataError, match=says):
             as_cohort(sites)
+    blank = {"a": HERE.assign(description="x"), "b": HERE.assign(description=np.nan)}
+    assert len(as_cohort(blank).sites) == 2
 
 
 def test_no_object_in_a_column_is_changed_to_the_type_of_the_others():
@@ -280,6 +282,8 @@ def test_a_column_of_identifiers_is_no_code(fit):
     for given in (lambda rows: as_cohort(rows, vocabularies=swapped), fitted, found.transform):
         with pytest.raises(DataError, match="columns must be the vocabulary's codes, in its order"):
             given(wide.set_index("Patient"))
+    of_arrays = DPFactPhenotyper(1, privacy="none").fit([np.eye(2)])
+    assert of_arrays.transform(wide.set_index("Patient")).shape == (2, 1)
 
 
 def test_tensors_are_sites_with_numbered_codes(cohort):

@@ -137,7 +137,7 @@ def test_a_fit_that_failed_is_no_fit(cohort):
         check_is_fitted(estimator)
     assert estimator.set_params(rounds=1).fit(cohort).__sklearn_is_fitted__()
     for name in ("epsilon", "max_epsilon", "max-epsilon", "measure"):
-        with pytest.raises(SettingsError, match=r"settings: [a-z_]+ is a parameter"):
+        with pytest.raises(SettingsError, match="settings: cannot hold"):
             estimator.set_params(settings={name: 8.0}).fit(cohort)
 
 

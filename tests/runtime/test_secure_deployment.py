@@ -211,10 +211,7 @@ WITHOUT_NOISE = {"allow-privacy": "none", "max-epsilon": 0.0}
 
 @contextmanager
 def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Iterator[None]:
-    """Give hospitals other settings and separate state folders.
-
-    An executor reads its settings for every message.
-    """
+    """Give hospitals separate state folders and other settings, read for every message."""
     before = [each.config.read_text() for each in hospitals]
     for each, text in zip(hospitals, before, strict=True):
         own = tomllib.loads(text)

@@ -346,7 +346,8 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     own = {"site": "north", "data_site": "site-1"}
     ask(make_client(without_cells(data), tmp_path / "elsewhere", **own), request)
     (tmp_path / "state/site-1" / LEDGER).rename(tmp_path / "state" / LEDGER)  # a restore gone wrong
-    assert "sqlite: move it" in refusal(make_client(data, tmp_path, **own), request, caplog)[1]
+    _, log = refusal(make_client(data, tmp_path, **own), request, caplog)
+    assert "set state-dir to the folder above it; otherwise, move" in log
 
 
 def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):

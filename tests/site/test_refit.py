@@ -59,7 +59,7 @@ def test_the_first_end_counts(data, tmp_path):
     last = ended(data, tmp_path)
     other = make_server(data)
     other.rule.factors = tuple(factor + 1 for factor in last.anchors)
-    other.rule._started = True
+    other.rule.started = True
     ask(make_client(data, tmp_path), other.request(other.rounds))
     assert_bits(store_of(data, tmp_path).ending()[0], last.anchors)
 
@@ -72,7 +72,7 @@ def test_the_end_of_a_run_that_nothing_was_charged_in_is_refused(data, tmp_path,
     if rows:  # from another run
         go_to(make_client(data, tmp_path), make_server(data, job="paid"), 1)
     server = make_server(data, job="free")
-    server.rule._started = True
+    server.rule.started = True
     before = files(tmp_path) if rows else set()
     for _ in range(20):
         with pytest.raises(MessageError, match="free"):
@@ -87,7 +87,7 @@ def test_a_changed_setting_is_refused_at_the_end_too(data, tmp_path):
     go_to(client, server, server.rounds - 1)
     other = make_server(data)
     other.run = RunSettings(job="job", seed=4)
-    other.rule.factors, other.rule._started = server.factors, True
+    other.rule.factors, other.rule.started = server.factors, True
     with pytest.raises(MessageError, match="settings of job 'job' have changed"):
         client.site.answer(other.request(other.rounds))
 

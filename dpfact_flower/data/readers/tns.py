@@ -120,8 +120,9 @@ def _vocabularies(
     ]
     for place, size, vocabulary in zip(places, sizes, lists, strict=True):
         if len(vocabulary) != size:
+            unused = "; if its last codes are unused, add a line with its last index and count 0"
             raise DataError(
                 f"{path}: mode {place} has {size} codes, but the list of {vocabulary.name} has "
-                f"{len(vocabulary)}; if its last codes are unused, add its last index with count 0"
+                f"{len(vocabulary)}{unused * (len(vocabulary) > size)}"
             )
     return tuple(lists)

@@ -132,7 +132,6 @@ def _block_scales(pairs: Array, bounds: Array, scale: float) -> Array:
 
 @compiled()
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
-    """Return the norm of a block."""
     # Division by the largest value prevents harmful underflow. Row sums limit rounding errors.
     count = bounds[-1]
     largest, squares = 0.0, 0.0

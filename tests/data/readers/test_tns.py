@@ -37,14 +37,14 @@ def test_names_lists_and_parts(write):
         ({"modes": ("dx",)}, SettingsError, "needs 2 feature modes, got 1"),
         ({"modes": ("id", "dx", "rx")}, SettingsError, "needs 2 feature modes, got 3"),
         ({"vocabularies": (Vocabulary("dx", ("a",)), Vocabulary("rx", ("x", "y")))},
-         DataError, "mode 1 has 2 codes, but the list of dx has 1"),
+         DataError, "mode 1 has 2 codes, but the list of dx has 1$"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(options, error, says, write):
     with pytest.raises(error, match=says):
         tns.read(write("x.tns", TEXT), "north", **{"patients": 2, **options})
     lists = Vocabulary("dx", ("a", "b", "c")), Vocabulary("rx", ("x", "y", "z"))
-    with pytest.raises(DataError, match=r"of dx has 3; .*unused, add its last index with"):
+    with pytest.raises(DataError, match=r"of dx has 3; .*unused, add a line with"):
         tns.read(write("x.tns", TEXT), "north", patients=2, vocabularies=lists)
     assert tns.read(write("y.tns", TEXT + "3 1 1 0\n"), "n", patients=2, vocabularies=lists).shape
 
