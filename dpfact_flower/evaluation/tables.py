@@ -109,8 +109,8 @@ class SharedPhenotypes:
 class Pair:
     """A run's phenotype, the matched phenotype of another run, and their similarity.
 
-    `match` is the product of the cosine similarities in all modes. `fair` is the `match` of
-    phenotypes whose cosine similarities are all 0.85. `chance` is the 95th percentile of the
+    `match` is the product of the cosine similarities in all modes. `fair` is the `match` that
+    results from a cosine similarity of 0.85 in every mode. `chance` is the 95th percentile of the
     `match` with artificial phenotypes, whose modes come from different phenotypes of the other run.
     """
 
@@ -150,7 +150,7 @@ class Replication:
         return sum(pair.is_replicated for pair in self.pairs)
 
     def partner(self, number: int) -> Pair | None:
-        """Return the pair of the first run's phenotype `number`, or None if there is no pair."""
+        """Return the pair with the first run's phenotype `number`, or None if none exists."""
         return next((pair for pair in self.pairs if pair.number == number), None)
 
 

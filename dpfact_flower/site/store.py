@@ -173,7 +173,7 @@ class SiteStore:
 
 
 def close_jobs(folder: Path) -> int:
-    """Close all jobs in a site's folder, delete new jobs' keys, and return the number of jobs."""
+    """Close all jobs in a site's folder, delete keys of pending jobs, and count the jobs."""
     if not folder.exists():  # its owner must be the user who answers requests
         return 0
     with locked(folder):

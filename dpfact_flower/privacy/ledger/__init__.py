@@ -9,8 +9,8 @@ and all data files of a site share one privacy budget.
 released values to disk. With SQLite's rollback journal (journal_mode DELETE), the ledger is a
 single file between transactions, so a copy of this file is complete. SQLite commits a transaction
 by deleting the journal. Without ``synchronous=EXTRA``, a power loss could restore the journal and
-undo the transaction. A new ledger is complete before its file gets its name, so an empty or
-truncated file is always damaged. In simulations (`durable` is False), writes may be delayed.
+undo the transaction. A new ledger gets its file name only when it is complete, so an empty or
+truncated file is damaged. In simulations (`durable` is False), writes may be delayed.
 
 *Evidence.* A row's hash is the SHA-256 of the previous row's hash and the row's JSON document. All
 hashes are checked on every use of the ledger, to detect damage and careless edits. A file next to

@@ -265,7 +265,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply columns of `product` by positive loadings `a`. Return the contribution's norm."""
+    """Scale columns of `product` by the positive loadings `a`. Return the contribution's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # most entries are 0; `_add_part` also skips zeros
