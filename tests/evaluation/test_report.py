@@ -323,7 +323,9 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
             phenotype["prevalence"] = "<10" if outcome is outcomes[3] else 0.125
 
     change(run / "phenotypes.json", edit)
+    change(run / "summary.json", lambda s: s["predictions"].update(fall=s["predictions"]["died"]))
     page = Page(run)
+    assert "Fall: no rates, because some sites have no labels." in page.texts["phenotypes"]
     cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
     died = "Death: 20.0 % (95 % interval 15.0 to 26.0 %); all analysed patients 25.0 %."
     assert died in cards[1]

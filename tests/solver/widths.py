@@ -1,7 +1,4 @@
-"""The kernels' tests as on other processors: ``make test-widths``.
-
-Without arguments, all tests run. Arguments are passed to pytest.
-"""
+"""The kernels' tests as on other processors: ``make test-widths``. Arguments go to pytest."""
 
 import os
 import platform
