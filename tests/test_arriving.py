@@ -236,9 +236,10 @@ def test_who_was_left_out_is_not_asked_after_a_resume(play, tmp_path):
 
 
 def test_fewer_rounds_than_planned_charge_no_more_and_go_on_to_an_end_without_sites(play, tmp_path):
-    network, nobody = Network({**THREE, 5: ("d", 35)}), Network({})
+    network, nobody = Network({**THREE, 5: ("d", 35), 6: ("e", 1)}), Network({})
     it = play(network, last=3, run_dir=tmp_path)
-    assert network.paid == {"a": 3, "b": 3, "c": 3, "d": 2}
+    assert network.paid == {"a": 3, "b": 3, "c": 3, "d": 2, "e": 3}
+    assert it.coordinator.records[2].sites == ("a", "b", "c", "d")
     assert (it.coordinator.finished_rounds, it.coordinator.asked_rounds) == (3, 3)
     it.start(network)
     assert it.coordinator.finished_rounds == max(network.paid.values()) == 10

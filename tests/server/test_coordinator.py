@@ -266,21 +266,22 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
 
 
 def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp_path):
-    options = {"min_sites": 2, "start": "auto"}  # which is round 1
+    options, sent = {"min_sites": 2, "start": "auto"}, {"bytes_down": 2, "bytes_up": 4}  # round 1
     it, gone = make(tmp_path, **options), Failure("node 7", "no reply")
     ones, asked = (np.ones(it.rule.reply_shapes(1)[0], np.float32),), it.request(1).digest
     it.begin()
     attempts = (("a", (), ()), ("b", "bc", ("a", "c")))
-    for number, (site, charged, dropped) in enumerate(attempts, start=1):
+    for n, (site, charged, dropped) in enumerate(attempts, start=1):
         with pytest.raises(QuorumError, match="continue with resume = true"):
-            it.close_round(1, [SiteReply(site, ones)], [gone], bytes_up=4, charged=charged)
-        record = RoundRecord(1, (site,), (gone,), False, 0, 4 * number, 0.0, dropped=dropped)
+            it.close_round(1, [SiteReply(site, ones)], [gone], charged=charged, **sent)
+        record = RoundRecord(1, (site,), (gone,), False, 2 * n, 4 * n, 0.0, dropped=dropped)
         it = make(tmp_path, resume=True, **options)
         assert (it.finished_rounds, read_history(tmp_path)) == (0, [record])
         assert it.request(1).digest == asked
         assert it.request(1).answered == dict.fromkeys((site, *dropped), 1)
     record = it.close_round(1, [SiteReply(site, ones) for site in "cd"], [])
-    assert (record.updated, record.bytes_up, record.dropped) == (True, 8, ("a", "b"))
+    assert (record.updated, record.bytes_down, record.bytes_up) == (True, 4, 8)
+    assert record.dropped == ("a", "b")
     assert it.request(2).answered == dict.fromkeys("abcd", 1)
     assert make(tmp_path, resume=True, **options).records == read_history(tmp_path) == [record]
 
