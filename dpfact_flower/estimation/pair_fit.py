@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.tensor import Floats
-from dpfact_flower.tensor.triangle import unpack_strict
+from dpfact_flower.tensor.triangle import ROOT2
 
 Sites = NDArray[np.floating[Any]]
 """An array of shape (codes, sites, codes) in which ``sites[j, t, k]`` is P_t[j, k]. Each code's
@@ -39,8 +39,10 @@ class Model(NamedTuple):
 def matrices_of(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
     """Unpack the sites' strict triangles into symmetric matrices (`Sites`) with zero diagonals."""
     sites = np.zeros((codes, len(releases), codes), np.float32)
+    upper = ~np.tri(codes, dtype=bool)
     for t, release in enumerate(releases):
-        unpack_strict(np.asarray(release, np.float64), sites[:, t])
+        sites[:, t][upper] = np.asarray(release, np.float64) / ROOT2
+        sites[:, t] += sites[:, t].T
     return sites
 
 

@@ -233,7 +233,9 @@ def coherence(
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     if _leading(model).sum(axis=0).max() < 2:
         return None
-    patients, together = _counts(tensors)
+    present = [code_presence(tensor) for tensor in tensors]
+    patients = sum(matrix.shape[0] for matrix in present)
+    together = reduce(add, (matrix.T @ matrix for matrix in present)).tocsr()
     rng = np.random.default_rng(0)
     chance = [_mean_npmi(shuffled(model, rng), patients, together) for _ in range(DRAWS)]
     return Coherence(_mean_npmi(model, patients, together), float(np.mean(chance)))
@@ -252,16 +254,6 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     values[both == 0] = -1.0
     values[both == 1] = 1.0
     return np.asarray(values)
-
-
-def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Count all patients, and the patients with each pair of codes (in a sparse matrix)."""
-    patients, products = 0, []
-    for tensor in tensors:
-        present = code_presence(tensor)
-        patients += tensor.n_patients
-        products.append(present.T @ present)
-    return patients, reduce(add, products).tocsr()
 
 
 def _leading(model: Matrices) -> NDArray[np.bool_]:

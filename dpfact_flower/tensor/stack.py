@@ -58,37 +58,17 @@ def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.f
     `offsets` comes from `row_offsets`.
     """
     values = np.empty(len(indices))
-    if indices.shape[1] == 3:
-        _values_three(indices, stack, offsets, values)
-    else:
-        _values_any(indices, stack, offsets, values)
+    _fill_values(indices, stack, tuple(offsets[: indices.shape[1]].tolist()), values)
     return values
 
 
 @compiled(**FAST)
-def _values_three(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
+def _fill_values(indices: Array, stack: Array, offsets: tuple[int, ...], values: Array) -> None:
     for s in range(len(indices)):
-        a, b = stack[indices[s, 0]], stack[offsets[1] + indices[s, 1]]
-        c = stack[offsets[2] + indices[s, 2]]
         total = stack.dtype.type(0)
-        for r in range(len(a)):
-            total += a[r] * (b[r] * c[r])
-        values[s] = total
-
-
-@compiled(**FAST)
-def _values_any(indices: Array, stack: Array, offsets: Array, values: Array) -> None:
-    entries, modes = indices.shape
-    columns = stack.shape[1]
-    product = np.empty(columns, stack.dtype)
-    for s in range(entries):
-        product[:] = stack[indices[s, 0]]
-        for n in range(1, modes - 1):
-            row = stack[offsets[n] + indices[s, n]]
-            for r in range(columns):
-                product[r] *= row[r]
-        row = stack[offsets[modes - 1] + indices[s, modes - 1]]
-        total = stack.dtype.type(0)
-        for r in range(columns):
-            total += product[r] * row[r]
+        for r in range(stack.shape[1]):
+            product = stack[indices[s, 0], r]
+            for n in range(1, len(offsets)):  # unrolled, because a tuple's length is compiled in
+                product *= stack[offsets[n] + indices[s, n], r]
+            total += product
         values[s] = total

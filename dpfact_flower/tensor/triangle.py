@@ -37,13 +37,3 @@ def unpack_whole(triangle: Array, order: int) -> Floats:
     matrix = (matrix + matrix.T) / ROOT2
     np.fill_diagonal(matrix, np.diag(matrix) / ROOT2)
     return matrix
-
-
-def unpack_strict(triangle: Array, matrix: Array) -> None:
-    """Fill a symmetric matrix from a strict triangle, leaving the diagonal unchanged."""
-    order = len(matrix)
-    for row in range(order):
-        place = strict_row(row, order)
-        values = triangle[place + row + 1 : place + order] / ROOT2
-        matrix[row, row + 1 :] = values
-        matrix[row + 1 :, row] = values

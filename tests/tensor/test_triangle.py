@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from dpfact_flower.estimation.pair_fit import matrices_of
 from dpfact_flower.tensor import triangle
 
 
@@ -25,8 +26,7 @@ def test_a_strict_triangle_is_the_rows_beyond_the_diagonal(order):
     places = [(j, k) for j in range(order) for k in range(j + 1, order)]
     size = triangle.strict_size(order)
     assert [triangle.strict_row(j, order) + k for j, k in places] == list(range(size))
-    matrix = np.full((order, order), 9.0)
-    triangle.unpack_strict(np.arange(1.0, size + 1), matrix)
+    (matrix,) = matrices_of([np.arange(1.0, size + 1)], order).swapaxes(0, 1)
     for number, (j, k) in enumerate(places, start=1):
-        assert matrix[j, k] == matrix[k, j] == number / math.sqrt(2)
-    assert (np.diag(matrix) == 9.0).all()
+        assert matrix[j, k] == matrix[k, j] == np.float32(number / math.sqrt(2))
+    assert (np.diag(matrix) == 0.0).all()
