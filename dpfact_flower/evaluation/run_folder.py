@@ -71,6 +71,8 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
                     f"the array {vocabulary.name} must be float32, with a row for each code and as "
                     f"many columns as the first array; it is {factor.dtype}, {factor.shape}"
                 )
+            if not np.isfinite(factor).all():
+                raise DataError(f"the array {vocabulary.name} has values that are not finite")
     return factors, vocabularies
 
 

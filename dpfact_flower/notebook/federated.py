@@ -210,15 +210,18 @@ def _rows_of(given: Any) -> tuple[str, ...] | None:
 
 
 def _named(given: Any) -> dict[str, Any]:
-    named: dict[str, Any] = {}
+    pairs: list[tuple[str, Any]] = []
     if isinstance(given, Mapping):
-        named = {str(name): site for name, site in given.items()}
+        pairs = [(str(name), site) for name, site in given.items()]
     elif _is_site(given) or _holds_sites(given):
         for number, site in enumerate([given] if _is_site(given) else given, start=1):
             name = site.name if isinstance(site, SiteData) else f"site-{number}"
-            if name in named:
-                raise DataError(f"sites: two are called {name}; give each site its own name")
-            named[name] = site
+            pairs.append((name, site))
+    named: dict[str, Any] = {}
+    for name, site in pairs:
+        if name in named:
+            raise DataError(f"sites: two are called {name}; give each site its own name")
+        named[name] = site
     if not named or not all(map(_is_site, named.values())):
         raise DataError(
             "sites: need a Cohort, a site, a list of sites or a mapping of names to sites; a site "

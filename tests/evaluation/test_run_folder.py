@@ -76,6 +76,7 @@ NO_FLOATS = "diagnoses must be float32"
         ({"procedures": np.ones(3, "f4"), "diagnoses": np.ones(2, "f4")}, "procedures must be"),
         ({"procedures": np.float32(1)}, "procedures must be float32"),
         ({"diagnoses": np.ones((2, 4))}, NO_FLOATS),
+        ({"diagnoses": np.full((2, 4), np.nan, "f4")}, "diagnoses has values that are not finite"),
     ],
 )
 def test_a_damaged_model_is_refused(tmp_path, changes, says):

@@ -304,5 +304,7 @@ def test_what_is_no_site_is_refused(given):
 
 
 def test_sites_of_one_name_are_refused(cohort):
-    with pytest.raises(DataError, match="two are called site-1"):
-        as_cohort([cohort.sites[0], cohort.sites[0]])
+    site = cohort.sites[0]
+    for given in ([site, site], {1: site, "1": site}):
+        with pytest.raises(DataError, match=r"two are called (site-)?1;"):
+            as_cohort(given)
