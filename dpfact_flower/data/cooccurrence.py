@@ -121,6 +121,9 @@ def build_cohort(
             "window too short, or does a code list belong to another hospital?"
         )
     _assign_sites(connection, options.min_patients, options.keep_empty, row_unit)
+    for n, mode in enumerate(modes, 1):
+        events = count_rows(connection, f"(FROM mode_{n} SEMI JOIN members USING (patient))")
+        count(connection, mode, f"events of these codes and {row_unit}s", events)
     sites = [
         _site(connection, number, site, vocabularies, labels, row_unit)
         for number, site in connection.execute(
@@ -270,8 +273,6 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
     )
     unplaced = count_rows(connection, f"mode_{n}", window.unplaced)
     connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
-    placed = count_rows(connection, f"mode_{n}")
-    count(connection, mode, "events of these codes and patients", placed)
     what = "events left out for lack of the time or encounter that the window needs"
     count(connection, mode, what, unplaced)
 

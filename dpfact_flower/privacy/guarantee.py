@@ -176,7 +176,7 @@ def delta_warning(delta: float, patients: int) -> str:
         return ""
     safe = 10.0 ** -math.ceil(math.log10(10 * patients))
     return (
-        f"delta {delta:g} is large for {patients:,} patients at a site: publishing the whole "
+        f"delta {delta:g} is large for a site of {patients:,} patients: publishing the whole "
         f"record of one of them with a chance of {min(delta * patients, 1):.0%} would be within "
         f"the guarantee; choose delta = {safe:g}"
     )

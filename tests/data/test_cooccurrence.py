@@ -122,11 +122,12 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(filled, caplog):
         ("small-4", ("p4",), [1]),
     ]
     assert "patients: left out, since no window holds a code of each mode: 1" in caplog.text
-    assert cohort.read_report[-4:] == (
+    assert cohort.read_report[-6:] == (
         ("patients", "in the tables", 6),
         ("patients", "left out, since no window holds a code of each mode", 1),
         ("sites", "left out, since none of their patients is kept", 1),
         ("patients", "kept", 5),
+        *((mode, "events of these codes and patients", 5) for mode in MODES[:2]),
     )
 
 

@@ -51,8 +51,11 @@ def as_arrow(frame):
 
 
 @pytest.mark.parametrize("other", [lambda frame: frame, as_polars, as_arrow, duckdb.from_df])
-def test_frames_are_sites_in_which_one_identifier_may_be_two_people(other):
+def test_frames_are_sites_in_which_one_identifier_may_be_two_people(other, caplog):
     cohort = as_cohort({"a": other(HERE), "b": other(HERE[HERE["patient"] == "bob"])})
+    *_, (where, what, again) = cohort.read_report
+    assert (where, again) == ("patients", 1)
+    assert f"{where}: {what}: 1" in caplog.text
     assert cells_of(cohort) == {
         ("a", "ann", "P1", "D1"): 1, ("a", "bob", "P1", "D2"): 1, ("b", "bob", "P1", "D2"): 1
     }  # fmt: skip

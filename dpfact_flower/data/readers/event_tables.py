@@ -436,7 +436,9 @@ def _load_label(
     refuse_rows(connection, "facts", bad, place, table.column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
     if missing and not table.missing:
-        option = "" if isinstance(place, Rows) else " (--label with missing=0 takes them for 0)"
+        option = " (if absence means 0, add missing=0 to --label)"
+        if isinstance(place, Rows):
+            option = "; add them to the frame, or delete their events"
         lacking = f"must hold every patient; {missing} patient(s) are missing{option}"
         raise DataError(f"{place}: column {table.patient} {lacking}")
     everybody = missing == count_rows(connection, "patients")

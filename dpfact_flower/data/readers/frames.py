@@ -4,6 +4,7 @@ A frame has the columns of an event table, and optionally a column ``site``. Pas
 feature mode, or a single frame with a column ``mode``.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from dpfact_flower.data.tables import Rows, check_columns, columns_of, connect, 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
+_logger = logging.getLogger(__name__)
 MODE, SITE = "mode", event_tables.SITE
 
 
@@ -98,9 +100,14 @@ def read_sites(
     cohort = event_tables.read(modes, name, window_days=window_days, sites=homes, **options)
     for site, frame in frames.items():  # a column that only some frames lack was read as blank
         check_columns(Rows(site), ["time" if window_days else "encounter"], columns_of(frame))
-    ids = (tuple(known.partition("/")[2] for known in s.patients or ()) for s in cohort.sites)
+    ids = [tuple(known.partition("/")[2] for known in s.patients or ()) for s in cohort.sites]
     own = (replace(site, patients=known) for site, known in zip(cohort.sites, ids, strict=True))
-    return replace(cohort, sites=tuple(own))
+    report, again = cohort.read_report, sum(map(len, ids)) - len(set().union(*ids))
+    if again:
+        what = "identifiers repeated at another site; the losses of one person at two sites add up"
+        report = (*report, ("patients", what, again))
+        _logger.warning("patients: %s: %d", what, again)
+    return replace(cohort, sites=tuple(own), read_report=report)
 
 
 def _columns(frame: Any) -> dict[str, str]:
