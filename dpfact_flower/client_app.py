@@ -24,7 +24,7 @@ from dpfact_flower.data.site_data import SiteSource, open_site, site_files
 from dpfact_flower.errors import DPFactError, MessageError, RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.privacy.patient import step_of
-from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
+from dpfact_flower.settings import LARGEST, AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disclosure import (
     ReplyDelay,
@@ -219,9 +219,11 @@ def _simulated_client(context: Context) -> DPFactClient:
 
 
 def simulated_settings(folder: Path) -> SiteSettings:
-    """Return settings that let simulated sites accept any privacy mode and any federation rule."""
+    """Return settings with which simulated sites accept every mode, rule and size of a run."""
     return SiteSettings(
         state_dir=str(folder),
         allow_privacy="none,paper,patient",
         allow_rules=",".join(site_rules.names()),
+        max_rank=LARGEST,
+        max_tau=LARGEST,
     )

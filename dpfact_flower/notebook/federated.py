@@ -141,8 +141,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
         allow_privacy=privacy.privacy,
         max_epsilon=max_epsilon,
         budget_delta=privacy.delta,
-        max_rank=max(config.solver.rank, SiteSettings().max_rank),
-        max_tau=max(config.solver.tau, SiteSettings().max_tau),
+        max_rank=max(config.solver.rank, SiteSettings().max_rank),  # each site reserves its space
     )
 
 

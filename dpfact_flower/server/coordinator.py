@@ -296,6 +296,9 @@ class Coordinator:
         planned = {name: getattr(began, name) for name in open_}
         if began.secure_sums:
             planned["secure_sites"] = began.secure_sites
+            if (expected := given.secure_sites or self.run.sites) not in (0, began.secure_sites):
+                text = "secure sums of %d sites, as when the run began; %d were expected"
+                _logger.warning(text, began.secure_sites, expected)
             self.run = replace(self.run, sites=began.secure_sites)
         self._given_privacy = replace(given, **planned)
         return int(identity.get("sites", self.run.expected_sites))

@@ -102,11 +102,15 @@ def test_chart_reviews_and_matches_in_other_runs_outlast_the_folder(run, tmp_pat
 
 
 def test_a_sites_own_reason_is_raised_where_all_sites_are_here(cohort, cohort_folder, tmp_path):
-    reason = "rank: the run asks for 500, this site's limit is 200"
-    with pytest.raises(QuorumError, match=reason):
-        federate(sites=cohort, rank=500)
-    with pytest.raises(QuorumError, match=reason):
-        federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 500})
+    config = {"data": str(cohort_folder), "out": str(tmp_path / "run")}
+    for given in ({"sites": cohort}, {"config": config}):
+        with pytest.raises(QuorumError, match=r"job: 'ledger\.sqlite' is reserved"):
+            federate(**given, job="ledger.sqlite")
+
+
+def test_sites_in_this_process_have_no_limit_of_their_own_on_the_size_of_a_run(cohort):
+    large = {"privacy": "none", "rank": 201, "tau": 51, "rounds": 1}
+    assert federate(sites=cohort, **large).model.rank == 201
 
 
 def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path):

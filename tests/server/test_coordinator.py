@@ -249,6 +249,18 @@ def test_what_does_not_change_the_numbers_may_change(tmp_path):
     assert (found.finished_rounds, found.run.min_sites) == (2, 2)
 
 
+@pytest.mark.parametrize("name", ["sites", "secure_sites"])
+def test_secure_sums_go_on_with_their_sites_and_say_so_where_others_are_asked_for(
+    tmp_path, caplog, name
+):
+    options = {"privacy": "patient", "secure_sums": True, "sites": 5}
+    make(tmp_path, **options).begin()
+    assert make(tmp_path, resume=True, **options).secure.sites == 5
+    assert "expected" not in caplog.text
+    assert make(tmp_path, resume=True, **options | {name: 7}).secure.sites == 5
+    assert "secure sums of 5 sites, as when the run began; 7 were expected" in caplog.text
+
+
 def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     whole = run_rounds(make(tmp_path / "whole", job="j"), 6)
     first = make(tmp_path / "parts", job="j")

@@ -13,6 +13,7 @@ from dpfact_flower.privacy.conversions import (
     GAUSSIAN_DP_DISCRETE,
     ZCDP_TIGHT,
     epsilon_gaussian_discrete,
+    sigma_of,
 )
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
@@ -59,6 +60,13 @@ def test_beyond_the_proof_for_discrete_noise_tight_zcdp_is_planned():
     found = plan(epsilon=1e4).guarantee().headline
     assert found.accountant == ZCDP_TIGHT
     assert found.epsilon == pytest.approx(1e4, rel=1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(2.0000021e-6, 1.04e-4), (7.437416e-4, 1.52e-7)])
+def test_where_rounding_hides_what_the_proof_allows_less_is_spent(epsilon, delta):
+    sigma = sigma_of(total_rho(epsilon, delta), 1.0)
+    event = ReleaseEvent("start", 1.0, sigma, 3, "patient", "add-remove", PATIENT_CLAIM)
+    assert 0.4 * epsilon < account([event], delta).headline.epsilon <= epsilon
 
 
 def test_the_budget_is_divided_as_asked():
@@ -171,7 +179,8 @@ def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
         ({"sizes": (0, 5)}, "sizes"), ({"sizes": (1,)}, "sizes"), ({"sizes": ()}, "codes"),
         ({"start_share": 1.0, "refine_rounds": 1}, "start-share"),
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
-        *(({"codes": codes}, "202x316") for codes in ("203x316", "202x317", "202", "202x316x2")),
+        *(({"codes": codes}, f"a number for each mode, at most 202x316; got '{codes}'")
+          for codes in ("203x316", "202x317", "1", "202x316x2")),
         ({"start_share": 1e-80, "refine_rounds": 1}, "noise of more than"),
         ({"sizes": (9990, 9990), "rank": 1000, "refine_rounds": 100}, r"refine-rounds.*2,\d+,"),
     ],
