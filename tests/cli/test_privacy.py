@@ -45,7 +45,7 @@ def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: boo
     )  # fmt: skip
     arrays = (np.full(3, SECRET, np.float32),)
     key = ReleaseKey("f" * 64, job, round_number, "asked")
-    ledger.charge(key, "terms", Release(arrays, events), None)
+    ledger.charge(key, "terms", Release(arrays, events), ledger.head())
 
 
 @pytest.fixture
@@ -55,7 +55,8 @@ def state_dir(tmp_path) -> Path:
         charge(ledger, "first", 1, "entry", "entry")
         charge(ledger, "first", 2, "entry", "entry", seeded=True)
         charge(ledger, "second", 1, "patient")
-        ledger.charge(ReleaseKey("f" * 64, "second", 2, "q"), "terms", release_nothing(), None)
+        second = ReleaseKey("f" * 64, "second", 2, "q")
+        ledger.charge(second, "terms", release_nothing(), ledger.head())
         charge(ledger, "[red]third[/red]", 1)
     Ledger(tmp_path / "south", create=True).close()
     return tmp_path
@@ -151,6 +152,7 @@ def test_json_is_complete_and_holds_no_released_value(state_dir):
 def test_a_charge_during_the_command_changes_neither_rows_nor_head(state_dir, monkeypatch):
     def rows(ledger):
         found = usual(ledger)
+        monkeypatch.undo()  # a charge reads the rows too
         charge(ledger, "late", len(found))
         return found
 

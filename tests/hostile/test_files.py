@@ -82,7 +82,7 @@ def write_state(root: Path, site: SiteData) -> SiteStore:
     store.keep_ending(*request.to_wire())
     with Ledger(root / site.name, create=True) as ledger:
         for number in (1, 2, 3):
-            ledger.charge(*charge(number), None)
+            ledger.charge(*charge(number), ledger.head())
     return store
 
 
@@ -104,7 +104,7 @@ LEDGER_USES = (
     lambda ledger: (ledger.head(), ledger.verify()),
     lambda ledger: (ledger.events(), ledger.rows()),
     lambda ledger: ledger.release_of("job", 2),
-    lambda ledger: (ledger.events("job"), ledger.charge(*charge(4), None)),
+    lambda ledger: (ledger.events("job"), ledger.charge(*charge(4), ledger.head())),
 )
 
 

@@ -107,7 +107,7 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
         before = (tmp_path / LEDGER).stat().st_size
         ledger.charge(
             ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
-            replay([np.zeros(values, np.float32)], [event]), None,
+            replay([np.zeros(values, np.float32)], [event]), ledger.head(),
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
     assert grown < bytes_needed(values) - 2**17  # the journal uses the other half

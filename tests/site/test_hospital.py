@@ -63,7 +63,7 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
         assert values["answering_seconds"] > values["last_charge"]  # since 1970
     with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
         key = ReleaseKey("0" * 64, "open", 1, "0" * 64)
-        ledger.charge(key, "", release_unprotected([np.ones(2, np.float32)]), None)
+        ledger.charge(key, "", release_unprotected([np.ones(2, np.float32)]), ledger.head())
     limits = {"max_epsilon": 4.0, "max_epsilon_alone": 9.0}
     values = site_metrics(make_settings(tmp_path, site="site-1", **limits))
     assert values["epsilon_spent"] == spent

@@ -101,7 +101,7 @@ def test_a_ledger_that_is_gone_shows_where_its_jobs_are_deleted(tmp_path):
     with Ledger(folder, create=True) as ledger:
         ledger.charge(
             ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
-            replay([np.zeros(3, np.float32)], [event]), None,
+            replay([np.zeros(3, np.float32)], [event]), ledger.head(),
         )  # fmt: skip
     ledger.path.unlink()
     assert has_jobs(folder)

@@ -107,7 +107,7 @@ class Ledger:
         key: ReleaseKey,
         terms: str,
         release: Release | Share,
-        expected: Head | None,
+        expected: Head,
         before_commit: Callable[[], object] = lambda: None,
     ) -> Head:
         """Record a release and its cost on disk before the release is sent.
@@ -120,8 +120,8 @@ class Ledger:
 
         `terms` is a digest of the settings that must not change within a job. `expected` is the
         ledger's head at the time of the budget check. If another process has made a charge since
-        the budget check, a new release is refused, unless `expected` is None. If `before_commit`
-        raises an error, nothing is charged.
+        the budget check, a new release is refused. If `before_commit` raises an error, nothing is
+        charged.
         """
         self._check_own()
         payload, digest = self._stored(key, release)
@@ -132,7 +132,7 @@ class Ledger:
             head = Head.of(rows)
             if self._is_recorded(rows, key, terms, release):
                 return head
-            if expected not in (None, head):
+            if expected != head:
                 raise StateError(
                     f"{self.path}: another process charged while round {key.round} of job "
                     f"{key.job!r} was computed, so the budget may be exceeded: repeat the round"
@@ -307,10 +307,13 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that lacks `noted`.
+    `noted` is the last ledger head in the site's log. Refuse a backup that lacks `noted`, or the
+    head in the lost ledger's head file.
     """
     path = folder / LEDGER
-    head = _verified(backup, noted)
+    note, head = head_file(path), _verified(backup, noted)
+    advice = "restore a newer copy, or count all later charges in the log as spent and then delete"
+    _verified(backup, noted_head(path), f"; {note} has this head: {advice} {note.name}")
     with locked(folder), translated(path):
         for old in (path, Path(f"{path}-journal")):
             if old.exists():
@@ -323,8 +326,8 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
     return head
 
 
-def _verified(folder: Path, noted: Head | None) -> Head:
+def _verified(folder: Path, noted: Head | None, advice: str = "") -> Head:
     with Ledger(folder, create=False) as ledger:
         if problems := ledger.verify(noted):
-            raise StateError(f"{ledger.path}: {'; '.join(problems)}")
+            raise StateError(f"{ledger.path}: {'; '.join(problems)}{advice}")
         return ledger.head()

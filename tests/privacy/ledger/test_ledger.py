@@ -60,7 +60,7 @@ def make_release(round_number: int = 1, *, noise: bool = True, seed: int = 0) ->
 
 def charge(ledger: Ledger, job: str = "job-1", round_number: int = 1, **changes) -> Release:
     release = make_release(round_number, noise=changes.pop("noise", True))
-    expected = changes.pop("expected", None)
+    expected = changes.pop("expected", None) or ledger.head()
     ledger.charge(make_key(job, round_number, **changes), "terms", release, expected)
     return release
 
@@ -102,7 +102,7 @@ SENT = {
 
 @pytest.mark.parametrize("release", SENT.values(), ids=SENT)
 def test_the_same_request_gets_the_same_bytes_from_any_process(ledger, folder, release):
-    ledger.charge(make_key(), "terms", release, None)
+    ledger.charge(make_key(), "terms", release, ledger.head())
     assert_same(ledger.release_of("job-1", 1), release)
     with Ledger(folder, create=True) as again:
         assert_same(again.release_of("job-1", 1), release)
@@ -114,7 +114,7 @@ def test_every_charged_round_can_be_read_and_charged_again_for_nothing(ledger):
     head = ledger.head()
     for number, release in sent.items():
         assert_same(ledger.release_of("job-1", number), release)
-        assert ledger.charge(make_key(round_number=number), "terms", release, None) == head
+        assert ledger.charge(make_key(round_number=number), "terms", release, ledger.head()) == head
     for job, number in (("job-1", 3), ("job-2", 1)):
         assert ledger.release_of(job, number) is None
     assert ledger.head() == head
@@ -139,7 +139,7 @@ def test_a_round_has_one_release(ledger, key, terms, release):
     sent = charge(ledger)
     head = ledger.head()
     with pytest.raises(StateError, match="round 1 of job 'job-1' was released already"):
-        ledger.charge(key, terms, release, None)
+        ledger.charge(key, terms, release, ledger.head())
     assert ledger.head() == head
     assert_same(ledger.release_of("job-1", 1), sent)
     assert ledger.verify() == []
@@ -169,7 +169,7 @@ def test_of_values_without_full_noise_only_a_keyed_hash_is_kept(ledger, folder, 
     big = make(1)
     charge(ledger, "noisy", 1)
     size = (folder / LEDGER).stat().st_size
-    ledger.charge(make_key(), "terms", big, None)
+    ledger.charge(make_key(), "terms", big, ledger.head())
     assert (folder / LEDGER).stat().st_size < size + 3 * 4096
     charge(ledger, "noisy", 2)
     assert [row.payload_kept for row in ledger.rows()] == [True, False, True]
@@ -180,9 +180,9 @@ def test_of_values_without_full_noise_only_a_keyed_hash_is_kept(ledger, folder, 
     assert ledger.verify() == []
     # The hash of the sent release is known, so only the same release may be charged again.
     head = ledger.head()
-    assert ledger.charge(make_key(), "terms", big, None) == head
+    assert ledger.charge(make_key(), "terms", big, ledger.head()) == head
     with pytest.raises(StateError, match="was released already"):
-        ledger.charge(make_key(), "terms", make(2), None)
+        ledger.charge(make_key(), "terms", make(2), ledger.head())
     (folder / file.KEY).write_bytes(bytes(32))
     assert not ledger.holds(ledger.rows()[1], big)
 
@@ -244,7 +244,7 @@ def test_events_add_up_over_jobs_and_data(ledger):
     for job, number, data in (("a", 1, DATA), ("b", 1, START), ("a", 2, DATA), ("c", 7, "1" * 64)):
         charge(ledger, job, number, data=data)
         expected += make_events(number)
-    ledger.charge(make_key("d"), "terms", release_nothing(), None)
+    ledger.charge(make_key("d"), "terms", release_nothing(), ledger.head())
     charge(ledger, "e", noise=False)
     assert list(ledger.events()) == expected
     assert ledger.events("a") == (*make_events(1), *make_events(2))
@@ -509,7 +509,7 @@ def test_a_rewritten_past_shows_against_a_head_noted_elsewhere(written):
 
 
 def test_a_head_is_read_as_it_is_written(ledger):
-    head = ledger.charge(make_key(), "terms", make_release(), None)
+    head = ledger.charge(make_key(), "terms", make_release(), ledger.head())
     assert head == ledger.head()
     assert Head.parse(f" {head}\n") == head
     for text in ("", "1", f"1:{START}0", f"x:{START}", f"1:{'G' * 64}", f"-1:{START}"):
@@ -528,7 +528,7 @@ def test_on_a_full_disk_nothing_is_charged_and_nothing_is_lost(ledger, folder):
         head = ledger.head()
         with files_up_to(size):
             try:
-                ledger.charge(make_key(round_number=2), "terms", big, None)
+                ledger.charge(make_key(round_number=2), "terms", big, ledger.head())
                 break
             except StateError:
                 refused += 1
@@ -613,7 +613,7 @@ def charge_rounds(folder: Path, seed: int) -> list[int]:
         for number in range(1, 61):
             with suppress(StateError):
                 release = make_release(number, seed=seed)
-                ledger.charge(make_key(round_number=number), "terms", release, None)
+                ledger.charge(make_key(round_number=number), "terms", release, ledger.head())
                 won.append(number)
     return won
 
@@ -637,7 +637,7 @@ def charge_and_die(folder: str, point: str) -> None:
     with Ledger(folder, create=True) as ledger:
         if point == "written":
             asked = make_key(round_number=2), "terms", make_release(2)
-            ledger.charge(*asked, None, lambda: os._exit(7))
+            ledger.charge(*asked, ledger.head(), lambda: os._exit(7))
         ledger_module.note_head = lambda *_: os._exit(7)
         charge(ledger, round_number=2)
 
@@ -667,7 +667,7 @@ def test_a_charge_looks_a_last_time_after_it_has_waited_for_who_reads(ledger):
     ending = threading.Timer(1.0, reader.execute, ("COMMIT",))
     ending.start()
     asked = make_key(round_number=2), "terms", make_release(2)
-    ledger.charge(*asked, None, lambda: looked.append(reader.in_transaction))
+    ledger.charge(*asked, ledger.head(), lambda: looked.append(reader.in_transaction))
     ending.join()
     reader.close()
     assert looked == [False]
