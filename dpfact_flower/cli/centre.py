@@ -165,7 +165,7 @@ def _show(run: RunStatus) -> None:
     lines = [f"{site.name}: {site.reason}" for site in run.sites if site.reason]
     if run.missed:
         rounds = ", ".join(map(str, run.missed))
-        lines.append(f"rounds that changed nothing although sites answered: {rounds}")
+        lines.append(f"rounds that have not changed the model although sites answered: {rounds}")
     if not run.is_finished:
         lines.append(
             "not finished: if no process is working on the run, continue with resume=true; sites "

@@ -161,10 +161,9 @@ class Coordinator:
         )
 
     def begin(self) -> None:
-        """Prepare to send requests. Before round 1, write a checkpoint to resume the run from."""
+        """Prepare to send a round's requests, and write a checkpoint to resume the round from."""
         self._asked = self.finished_rounds + 1
-        if not self.records:
-            self.save()
+        self.save()
 
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
@@ -227,6 +226,9 @@ class Coordinator:
             dropped=tuple(sorted({*charged, *self._charged}.difference(sites))),
         )  # fmt: skip
         if enough:
+            if self.rule.planned_events(round_number):  # the server may die in the update
+                self._missed = [replace(record, updated=False, quorum_seconds=0.0)]
+                self.save()
             self._update(round_number, statistics)
         else:
             sum_failed = len(unique) >= self.run.min_sites
@@ -256,7 +258,7 @@ class Coordinator:
         """Write the checkpoint and the history."""
         if self.run_dir is None:
             return
-        identity = {**self._identity(), "sites": self._planned_sites}
+        identity = {**self._identity(), "sites": self._planned_sites, "asked": self.asked_rounds}
         checkpoint = Checkpoint(identity, self.records, self._state(), self._missed)
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, [*self.records, *self._missed], durable=self.durable)
@@ -324,7 +326,7 @@ class Coordinator:
                 f"the checkpoint has {values}"
             )
         self.records, self._missed, self.resumed = checkpoint.records, checkpoint.missed, True
-        self._asked = min(self.finished_rounds + 1, self.rounds)  # if the server died in a round
+        self._asked = stored.get("asked", self.rounds)  # an older checkpoint does not say
         self._restore(checkpoint.arrays)
         write_history(folder, [*self.records, *self._missed], durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)

@@ -1,7 +1,8 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
 The server counts only the charges for usable replies. If a reply is lost or unusable (for example,
-because two sites have one name), only the site's own ledger, which is exact, contains its charge.
+because two sites have one name, or because the server died before the round ended), only the site's
+own ledger, which is exact, contains its charge.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower import DPFact
-from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
@@ -208,6 +208,9 @@ def test_whoever_goes_on_finds_the_whole_history(tmp_path, damage):
     done, path = run_rounds(make(tmp_path), 3), tmp_path / HISTORY
     whole = path.read_bytes()
     path.write_bytes(damage)
+    if damage:
+        with pytest.raises(DataError, match=r"history\.jsonl: damaged: .* with resume = true"):
+            read_history(tmp_path)
     assert make(tmp_path, resume=True).records == done.records
     assert path.read_bytes() == whole
 
@@ -270,11 +273,12 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     assert (again.resumed, again.finished_rounds) == (True, 0)
     assert first.asked_rounds == again.asked_rounds == 1  # sites may have been charged
     assert again.request(1).digest == asked.digest  # so sites resend charged answers
-    run_rounds(again, 6)
-    again.begin()  # the existing file has more than this would write
+    for number in range(1, 7):
+        again.begin()
+        assert make(tmp_path / "parts", resume=True).asked_rounds == number
+        run_rounds(again, number)
+        assert make(tmp_path / "parts", resume=True).asked_rounds == number
     assert_bits(again.factors, whole.factors)
-    finished = make(tmp_path / "parts", resume=True)
-    assert finished.finished_rounds == finished.asked_rounds == 6
 
 
 def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp_path):

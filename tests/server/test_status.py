@@ -11,11 +11,13 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
+from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.readiness import READINESS, Readiness, read_readiness, write_readiness
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
+from tests.crash import Killed, killed
 
 SHAPE = (5, 4)
 PATIENT = PrivacySettings(epsilon=4.0, delta=1e-5, refine_rounds=1, patients=100)
@@ -89,9 +91,11 @@ def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
-    it = begun(tmp_path)
-    with pytest.raises(QuorumError):
+@pytest.mark.parametrize("died", [False, True])
+def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path, monkeypatch, died):
+    it = begun(tmp_path, min_sites=2 - died)
+    monkeypatch.setattr(it.rule, "update", killed)
+    with pytest.raises(Killed if died else QuorumError):
         close(it, 1, ("north",), [Failure("node 7", "error 5")])
     found = run_status(tmp_path)
     assert (found.finished, found.missed) == (0, (1,))
@@ -111,6 +115,19 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
     assert {name: site.epsilon for name, site in spent.per_site.items()} == dict.fromkeys(
         ("east", "north", "south"), north.epsilon
     )
+
+
+def test_a_resumed_last_round_says_of_no_site_that_it_was_charged(tmp_path, monkeypatch):
+    """It is free and not in the ledgers, so the sites would believe that theirs were replaced."""
+    monkeypatch.setattr(PatientRule, "update", lambda *_: None)
+    it, sites = begun(tmp_path), ("north", "south")
+    for number in range(1, it.rounds):
+        close(it, number, sites)
+    monkeypatch.setattr(PatientRule, "update", killed)
+    with pytest.raises(Killed):
+        close(it, it.rounds, sites)
+    again = begun(tmp_path, resume=True)
+    assert again.request(it.rounds).answered == dict.fromkeys(sites, it.rounds - 1)
 
 
 @pytest.mark.parametrize("privacy", [PrivacySettings(privacy="none"), PAPER], ids=["none", "paper"])
