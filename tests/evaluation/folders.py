@@ -104,7 +104,7 @@ def run_folder(
     write_json(folder / PHENOTYPES, SharedPhenotypes(*measured))
     write_summary(folder, replace(summary, rank=rank))
     write_config(folder, {"epsilon": 4.0, "rank": rank, "resume": False}, {"numpy": "2"})
-    records = [RoundRecord(n, tuple(SITES), (Failure("west", "late"),), True, 9_000, 7_000, 1.5)
-               for n in (1, 2)]  # fmt: skip
+    exchanged = True, 9_000, 7_000, summary.exchange.seconds / 2
+    records = [RoundRecord(n, tuple(SITES), (Failure("west", "late"),), *exchanged) for n in (1, 2)]
     write_history(folder, records, durable=False)
     return folder

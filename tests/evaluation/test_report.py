@@ -32,6 +32,8 @@ from dpfact_flower.evaluation.run_folder import (
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
 from dpfact_flower.privacy.patient.sharing import Sharing
+from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.settings import PrivacySettings
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
 
@@ -428,7 +430,8 @@ def test_failures_are_gathered_and_missed_quorums_named(run):
     first, second = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
 
     def page(*failures, updated=True):
-        lines = [record | {"round": number, "failures": own, "updated": updated or number < 3}
+        lines = [record | {"round": number, "failures": own, "updated": updated or number < 3,
+                           "seconds": SIMULATED.exchange.seconds / 3}
                  for number, (record, own) in enumerate(zip((first, second, second), failures,
                  strict=True), start=1)]  # fmt: skip
         (run / "history.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -497,6 +500,12 @@ def test_a_damaged_file_is_named_and_leaves_the_old_report(run, name):
 def test_files_that_do_not_belong_together_are_refused(run, name, edit):
     change(run / name, edit)
     with pytest.raises(DataError, match="do not belong together"):
+        write_report(run)
+
+
+def test_a_second_run_that_has_not_finished_is_not_reported_with_the_results_of_the_first(run):
+    Coordinator((5, 4), privacy=PrivacySettings(privacy="none"), run_dir=run).begin()
+    with pytest.raises(DataError, match=r"history is of a run without results; .* resume = true$"):
         write_report(run)
 
 

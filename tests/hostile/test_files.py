@@ -59,7 +59,7 @@ def write_run(folder: Path) -> None:
     public = [Vocabulary(mode, tuple(f"{mode}-{n}" for n in range(k))) for mode, k in CODES.items()]
     server = coordinator(folder, resume=False)
     reply = SiteReply("north", server.factors)
-    server.close_round(1, [reply], [], bytes_down=1, bytes_up=1, seconds=0.1)
+    server.close_round(1, [reply], [], bytes_down=1, bytes_up=1, seconds=SIMULATED.exchange.seconds)
     run_folder.write_summary(folder, SIMULATED)
     run_folder.write_model(folder, server.factors, public)
     run_folder.write_config(folder, {"rank": 3, "job": "job"}, {"numpy": "2"})
