@@ -1,6 +1,5 @@
 """Read a finished run from its folder, and write it to another folder."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,11 +44,8 @@ class FinishedRun:
         if not model.rank == summary.rank == measured:
             raise DataError(f"{place}: its files do not belong together")
         records = tuple(read_history(place))
-        if not math.isclose(summary.exchange.seconds, sum(record.seconds for record in records)):
-            raise DataError(
-                f"{place}: its history is of a run without results; to finish that run, continue "
-                "it with resume = true"
-            )
+        if round(summary.exchange.seconds - sum(record.seconds for record in records), 3):
+            raise DataError(f"{place}: history of an unfinished run; continue it with resume=true")
         return cls(
             model, summary, records, tables, config["run-config"],
             config["versions"], place, run_folder.read_replications(place, model.rank),

@@ -101,8 +101,7 @@ def read_history(folder: Path) -> list[RoundRecord]:
         why = f"cannot be read ({error.strerror}); is this the folder of a run?"
         raise DataError(f"{path}: {why}") from None
     except ValueError:
-        why = f"{CHECKPOINT} has its content: run again with resume = true, or restore a copy"
-        raise DataError(f"{path}: damaged: its lines are not records of rounds; {why}") from None
+        raise DataError(f"{path}: damaged; a run with resume = true writes it again") from None
 
 
 def _lines(records: Iterable[RoundRecord]) -> str:

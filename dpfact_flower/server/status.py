@@ -1,8 +1,7 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
-The server counts only the charges for usable replies. If a reply is lost or unusable (for example,
-because two sites have one name, or because the server died before the round ended), only the site's
-own ledger, which is exact, contains its charge.
+The server counts only the charges for usable replies. If a reply is lost or unusable (because two
+sites have one name, or the server died in the round), only the site's exact ledger has its charge.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -32,8 +32,6 @@ from dpfact_flower.evaluation.run_folder import (
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
 from dpfact_flower.privacy.patient.sharing import Sharing
-from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.settings import PrivacySettings
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
 
@@ -491,21 +489,16 @@ def test_a_damaged_file_is_named_and_leaves_the_old_report(run, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "edit"),
+    ("name", "edit", "says"),
     [
-        ("phenotypes.json", lambda phenotypes: phenotypes["usage"]["off"].pop()),
-        ("summary.json", lambda summary: summary.update(rank=0)),
+        ("phenotypes.json", lambda phenotypes: phenotypes["usage"]["off"].pop(), "not belong"),
+        ("summary.json", lambda summary: summary.update(rank=0), "do not belong together"),
+        ("summary.json", lambda summary: summary.update(seconds=1.0), "continue it with resume="),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused(run, name, edit):
-    change(run / name, edit)
-    with pytest.raises(DataError, match="do not belong together"):
-        write_report(run)
-
-
-def test_a_second_run_that_has_not_finished_is_not_reported_with_the_results_of_the_first(run):
-    Coordinator((5, 4), privacy=PrivacySettings(privacy="none"), run_dir=run).begin()
-    with pytest.raises(DataError, match=r"history is of a run without results; .* resume = true$"):
+def test_files_that_do_not_belong_together_are_refused(run, name, edit, says):
+    change(run / name, edit)  # another history is that of a later run, which has no results yet
+    with pytest.raises(DataError, match=says):
         write_report(run)
 
 

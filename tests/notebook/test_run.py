@@ -108,11 +108,6 @@ def test_a_sites_own_reason_is_raised_where_all_sites_are_here(cohort, cohort_fo
             federate(**given, job="ledger.sqlite")
 
 
-def test_sites_in_this_process_have_no_limit_of_their_own_on_the_size_of_a_run(cohort):
-    large = {"privacy": "none", "rank": 201, "tau": 51, "rounds": 1}
-    assert federate(sites=cohort, **large).model.rank == 201
-
-
 def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path):
     known = {"sites": cohort, "rank": 2, "measure": False, "state_dir": tmp_path}
     federate(**known, privacy="none", rounds=1)
@@ -122,7 +117,9 @@ def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path
         federate(**known, patients=100)
 
 
-def test_sites_in_memory_allow_a_rule_of_ones_own(monkeypatch):
+def test_sites_in_memory_allow_a_run_of_any_size_and_a_rule_of_ones_own(cohort, monkeypatch):
+    large = {"privacy": "none", "rank": 201, "tau": 51, "rounds": 1}
+    assert federate(sites=cohort, **large).model.rank == 201
     monkeypatch.setitem(site_rules._more, "own", None)
     config = RunConfig.read({"privacy": "none"})
     for settings in (simulated_settings(Path("sites")), _own_settings(config, 0.0)):

@@ -1,5 +1,7 @@
 """The status of a run, read from its folder."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,6 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
-from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.readiness import READINESS, Readiness, read_readiness, write_readiness
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.server.status import run_status
@@ -119,15 +120,13 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path, monke
 
 def test_a_resumed_last_round_says_of_no_site_that_it_was_charged(tmp_path, monkeypatch):
     """It is free and not in the ledgers, so the sites would believe that theirs were replaced."""
-    monkeypatch.setattr(PatientRule, "update", lambda *_: None)
     it, sites = begun(tmp_path), ("north", "south")
-    for number in range(1, it.rounds):
-        close(it, number, sites)
-    monkeypatch.setattr(PatientRule, "update", killed)
-    with pytest.raises(Killed):
-        close(it, it.rounds, sites)
-    again = begun(tmp_path, resume=True)
-    assert again.request(it.rounds).answered == dict.fromkeys(sites, it.rounds - 1)
+    for number in range(1, it.rounds + 1):
+        monkeypatch.setattr(it.rule, "update", killed if number == it.rounds else lambda *_: None)
+        with suppress(Killed):
+            close(it, number, sites)
+    answered = begun(tmp_path, resume=True).request(it.rounds).answered
+    assert answered == dict.fromkeys(sites, it.rounds - 1)
 
 
 @pytest.mark.parametrize("privacy", [PrivacySettings(privacy="none"), PAPER], ids=["none", "paper"])

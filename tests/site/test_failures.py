@@ -105,10 +105,8 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
     event = ReleaseEvent("start", 1.0, 7.0, values, "patient", "add-remove", PATIENT_CLAIM)
     with Ledger(tmp_path, create=True) as ledger:
         before = (tmp_path / LEDGER).stat().st_size
-        ledger.charge(
-            ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
-            replay([np.zeros(values, np.float32)], [event]), ledger.head(),
-        )  # fmt: skip
+        key = ReleaseKey("f" * 64, "job", 1, "asked")
+        ledger.charge(key, "", replay([np.zeros(values, np.float32)], [event]), ledger.head())
         grown = (tmp_path / LEDGER).stat().st_size - before
     assert grown < bytes_needed(values) - 2**17  # the journal uses the other half
 

@@ -99,10 +99,8 @@ def test_a_ledger_that_is_gone_shows_where_its_jobs_are_deleted(tmp_path):
     event = ReleaseEvent("start", 1.0, 900.0, 3, "patient", "add-remove", PATIENT_CLAIM)
     folder = tmp_path / "north"
     with Ledger(folder, create=True) as ledger:
-        ledger.charge(
-            ReleaseKey("f" * 64, "job", 1, "asked"), "terms",
-            replay([np.zeros(3, np.float32)], [event]), ledger.head(),
-        )  # fmt: skip
+        key, release = ReleaseKey("f" * 64, "job", 1, "?"), replay([np.zeros(3, "f4")], [event])
+        ledger.charge(key, "terms", release, ledger.head())
     ledger.path.unlink()
     assert has_jobs(folder)
     for left in folder.iterdir():

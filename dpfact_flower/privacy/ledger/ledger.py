@@ -307,8 +307,7 @@ def back_up(folder: Path, target: Path) -> Head:
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
     """Restore a lost ledger from a backup, but never replace an existing ledger.
 
-    `noted` is the last ledger head in the site's log. Refuse a backup that lacks `noted`, or the
-    head in the lost ledger's head file.
+    `noted` is the last head in the site's log. Refuse a backup without `noted` or a later head.
     """
     path = folder / LEDGER
     note, head = head_file(path), _verified(backup, noted)

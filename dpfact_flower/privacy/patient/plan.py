@@ -5,9 +5,9 @@ constants below come from experiments (docs/explanation/start.md).
 
 The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
 finds the largest Gaussian-DP parameter mu for the reduced values. The zCDP cost for parameter mu is
-``mu**2 / 2``. `total_rho` uses zCDP if the proof for discrete noise does not apply (epsilon above
-500), or if the result would be lost in rounding (some epsilons below 0.001). For a planned run,
-`account` returns at most the epsilon in the settings.
+``mu**2 / 2``. If the proof for discrete noise does not apply (epsilon above 500), or rounding hides
+that it does (some epsilons below 0.001), `total_rho` uses zCDP. For a planned run, `account`
+returns at most the epsilon in the settings.
 """
 
 import math
@@ -136,8 +136,7 @@ def _check_sizes(
     """Refuse a plan that keeps too many or too few codes, or that makes a release too large."""
     sizes = "x".join(map(str, every))
     if len(kept) != len(every) or any(k > n for k, n in zip(kept, every, strict=True)):
-        need = f"need a number for each mode, at most {sizes}"
-        raise SettingsError(f"codes: {need}; got {shown(settings.codes)}")
+        raise SettingsError(f"codes: need one per mode, up to {sizes}; got {shown(settings.codes)}")
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
     start, refinement = strict_size(sum(kept)), rank * max(kept) + rank * rank

@@ -102,9 +102,7 @@ def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tm
 
 @pytest.mark.parametrize("note_is_kept", [False, True])
 def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path, note_is_kept):
-    noted = back_up(site, tmp_path / "copy")
-    filled(site, 5)
-    last = head_of(site)
+    noted, last = back_up(site, tmp_path / "copy"), head_of(filled(site, 5))
     (site / LEDGER).unlink()
     if not note_is_kept:
         note_of(site).unlink()
