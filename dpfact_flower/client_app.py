@@ -7,6 +7,7 @@ deployment, a site's node config contains the `SiteSettings`. In a simulation, F
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -194,6 +195,12 @@ def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
             raise SettingsError(
                 f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "
                 f"has no settings of its own; got {', '.join(sorted(keys))} too"
+            )
+        if Path(sys.argv[0]).name == "flwr-clientapp":  # a SuperNode started this process
+            raise SettingsError(
+                f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, for "
+                "which the server chooses data and limits; a SuperNode needs data-path, state-dir "
+                "and max-epsilon instead"
             )
         return _simulated_client(context)
     refuse_unknown(context.node_config, SiteSettings)

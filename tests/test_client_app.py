@@ -247,6 +247,15 @@ def test_a_hospitals_settings_all_count(cohort_folder, tmp_path, request_wire, c
     assert not (tmp_path / "s").exists()
 
 
+def test_a_supernodes_site_is_not_simulated(
+    cohort_folder, tmp_path, request_wire, caplog, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/flwr-clientapp"])
+    grid = InProcessGrid(client_app, simulated(3), run_config(cohort_folder, tmp_path))
+    assert send(grid, records.ask(*request_wire)).error.reason.startswith("dpfact:settings")
+    assert "a SuperNode needs data-path, state-dir and max-epsilon instead" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [({"max-epsilo": 0.5}, "settings", "epsilo"),

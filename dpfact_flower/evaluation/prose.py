@@ -311,7 +311,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
     s, sent, errors = summary, summary.exchange, summary.errors
     time, failures = duration(sent.seconds), ""
     if errors:
-        time += f" in rounds, of which the solver took {duration(errors.solver_seconds)}"
+        time += f" in rounds; the sites' solvers took {duration(errors.solver_seconds)} in all"
     missing = s.measured.sites_without_a_round if s.measured else ()
     if sent.failures or missing:
         never = f"; no round with {', '.join(missing)}" if missing else ""

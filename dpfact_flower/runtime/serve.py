@@ -137,6 +137,8 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
     Call this function in your own ServerApp after its strategy has run. `vocabularies` holds the
     public code lists, one per feature mode (see `Vocabulary.load`). Return the run folder.
+    After ``resume=True``, an unfinished run's epsilon includes the next round, in which the server
+    may have stopped.
     """
     coordinator = strategy.coordinator
     if coordinator.run_dir is None:

@@ -161,9 +161,10 @@ class Coordinator:
         )
 
     def begin(self) -> None:
-        """Prepare to send a round's requests, and write a checkpoint to resume the round from."""
+        """Prepare to send requests. Before round 1, write a checkpoint to resume the run from."""
         self._asked = self.finished_rounds + 1
-        self.save()
+        if not self.records:
+            self.save()
 
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds a round waits, or infinity if it waits until its time limit.
@@ -258,7 +259,7 @@ class Coordinator:
         """Write the checkpoint and the history."""
         if self.run_dir is None:
             return
-        identity = {**self._identity(), "sites": self._planned_sites, "asked": self.asked_rounds}
+        identity = {**self._identity(), "sites": self._planned_sites}
         checkpoint = Checkpoint(identity, self.records, self._state(), self._missed)
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, [*self.records, *self._missed], durable=self.durable)
@@ -326,7 +327,7 @@ class Coordinator:
                 f"the checkpoint has {values}"
             )
         self.records, self._missed, self.resumed = checkpoint.records, checkpoint.missed, True
-        self._asked = stored.get("asked", self.rounds)  # an older checkpoint does not say
+        self._asked = min(self.finished_rounds + 1, self.rounds)  # if the server died in a round
         self._restore(checkpoint.arrays)
         write_history(folder, [*self.records, *self._missed], durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)

@@ -231,7 +231,7 @@ def test_a_simulation_shows_what_was_measured():
     assert shown["death"] == (
         "AUC 0.788 ± 0.012 from phenotypes, 0.812 from raw codes, 0.600 from volume"
     )
-    assert shown["time"] == "2 h 5 min in rounds, of which the solver took 0.5 s"
+    assert shown["time"] == "2 h 5 min in rounds; the sites' solvers took 0.5 s in all"
     assert "failures" not in shown
     assert "readmission" not in shown
     shared = replace(SIMULATED, spent=replace(SIMULATED.spent, alone=9.0003))

@@ -270,12 +270,11 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     assert (again.resumed, again.finished_rounds) == (True, 0)
     assert first.asked_rounds == again.asked_rounds == 1  # sites may have been charged
     assert again.request(1).digest == asked.digest  # so sites resend charged answers
-    for number in range(1, 7):
-        again.begin()
-        assert make(tmp_path / "parts", resume=True).asked_rounds == number
-        run_rounds(again, number)
-        assert make(tmp_path / "parts", resume=True).asked_rounds == number
+    run_rounds(again, 6)
+    again.begin()  # the existing file has more than this would write
     assert_bits(again.factors, whole.factors)
+    finished = make(tmp_path / "parts", resume=True)
+    assert finished.finished_rounds == finished.asked_rounds == 6
 
 
 def test_a_missed_start_is_on_record_until_whoever_goes_on_has_made_it_again(tmp_path):

@@ -71,7 +71,8 @@ def test_damaged_answers_to_the_preflight_are_named(tmp_path, text):
 @pytest.mark.slow
 def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     it = begun(tmp_path)
-    write_readiness(tmp_path, [Readiness(9, "away", "no answer within 9 s")])
+    ready = Readiness(9, "away", "no answer within 9 s"), Readiness(1, "north", "dpfact:late")
+    write_readiness(tmp_path, ready)
     close(it, 1, ("north", "south"))
     close(it, 2, ("south", "east"), [NORTH])
     found = run_status(tmp_path)
@@ -80,7 +81,8 @@ def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     sites = {site.name: site for site in found.sites}
     assert list(sites) == ["away", "east", "north", "south"]
     north = sites["north"]
-    assert (north.used, north.failed, north.reason) == (1, 1, NORTH.reason)
+    why = f"dpfact:late; then {NORTH.reason}"
+    assert (north.used, north.failed, north.reason) == (1, 1, why)
     assert north.last_seen == "2026-01-01T00:00:00+00:00"
     assert sites["away"].reason == "no answer within 9 s"
     for name, rounds in {"north": [1], "east": [2], "south": [1, 2], "away": []}.items():
