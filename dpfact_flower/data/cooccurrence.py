@@ -120,7 +120,7 @@ def build_cohort(
             f"{name}: no patient has an event of each of {events} within {window}; is the "
             "window too short, or does a code list belong to another hospital?"
         )
-    _assign_sites(connection, options.min_patients, options.keep_empty, row_unit)
+    _assign_sites(connection, options, labels, row_unit)
     for n, mode in enumerate(modes, 1):
         events = count_rows(connection, f"(FROM mode_{n} SEMI JOIN members USING (patient))")
         count(connection, mode, f"events of these codes and {row_unit}s", events)
@@ -278,21 +278,26 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
 
 
 def _assign_sites(
-    connection: Connection, min_patients: int, keep_empty: bool, row_unit: str
+    connection: Connection, options: Options, labels: Sequence[str], row_unit: str
 ) -> None:
-    """Create the table ``members``, which assigns a site and a row to each patient."""
+    """Create the table ``members``, with each patient's site, row and labels (``label_0``, ...)."""
     with_cells = "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
+    held = "".join(
+        f""", id IN (SELECT patient FROM labelled
+                     WHERE name = {literal(label)} AND patient IS NOT NULL)::TINYINT AS label_{n}"""
+        for n, label in enumerate(labels)
+    )
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE members AS
-            WITH kept AS (FROM named {"" if keep_empty else with_cells}),
+            WITH kept AS (FROM named {"" if options.keep_empty else with_cells}),
             sized AS (
                 SELECT * REPLACE (
                     if(count(*) OVER (PARTITION BY site) < $least, $other, site) AS site)
                 FROM kept)
             SELECT *, dense_rank() OVER (ORDER BY site) AS site_number,
-                row_number() OVER (PARTITION BY site ORDER BY id) - 1 AS position
+                row_number() OVER (PARTITION BY site ORDER BY id) - 1 AS position{held}
             FROM sized""",
-        {"least": min_patients, "other": SMALL_SITES},
+        {"least": options.min_patients, "other": SMALL_SITES},
     )
     ((merged, people),) = connection.execute(
         """SELECT count(DISTINCT n.site), count(*) FROM named n JOIN members m USING (patient)
@@ -303,7 +308,7 @@ def _assign_sites(
             f"min-patients: small sites are merged into {SMALL_SITES}, but a site has this name; "
             "rename this site, or merge no sites (min-patients 1)"
         )
-    what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
+    what = f"sites of fewer than {options.min_patients} patients, merged into {SMALL_SITES}"
     count(connection, "sites", what, merged)
     count(connection, "sites", f"patients of sites merged into {SMALL_SITES}", people)
     place = f"{row_unit}s"
@@ -325,13 +330,8 @@ def _site(
     labels: Sequence[str],
     row_unit: str,
 ) -> SiteData:
-    held = (
-        f"""id IN (SELECT patient FROM labelled
-                   WHERE name = {literal(label)} AND patient IS NOT NULL)::TINYINT AS label_{n}"""
-        for n, label in enumerate(labels)
-    )
     people = connection.execute(
-        f"""SELECT {", ".join(["id", *held])} FROM members
+        f"""SELECT COLUMNS('^(id|label_\\d+)$') FROM members
             WHERE site_number = {number} ORDER BY position"""
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
