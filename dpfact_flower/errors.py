@@ -115,6 +115,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
+def plural(count: int, what: str) -> str:
+    """Format a count and a noun, such as ``1 site`` or ``2,000 sites``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def heard(text: str) -> str:
     """Turn a received text into one short, printable line that is safe for logs and terminals."""
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_HEARD])

@@ -66,7 +66,7 @@ class SecureRounds:
             self._nodes = {site: self._nodes[site] for site in members}
         fault = f"in each of {MOST_ASKED} attempts, a site failed to send its key"
         if len(self._nodes) < least:
-            fault = f"{len(self._nodes)} sites are left, but min-sites or the sums need {least}"
+            fault = f"sites left: {len(self._nodes)}, but min-sites or the sums need {least}"
         raise QuorumError(f"secure sums: {fault}; nothing was charged", self._failures())
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:

@@ -248,7 +248,7 @@ def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
 @pytest.mark.parametrize(
     ("number", "short", "says", "why"),
     [(7, False, "in each of 3 attempts, a site failed to send its key", "no reply in time"),
-     (3, True, "2 sites are left, but .* need 3", "member 'site-1': need 32 bytes of key")],
+     (3, True, "sites left: 2, but .* need 3", "member 'site-1': need 32 bytes of key")],
 )  # fmt: skip
 def test_a_run_without_everybodys_keys_says_why_it_ends(tmp_path, number, short, says, why):
     made = strategy(number=number)

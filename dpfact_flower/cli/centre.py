@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, say
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, plural
 from dpfact_flower.runtime.services import run_superlink
 from dpfact_flower.runtime.superlink import COMPLETED, UNKNOWN, Connection
 from dpfact_flower.settings import check_name
@@ -181,7 +181,7 @@ def _show(run: RunStatus) -> None:
         costs = map(_epsilon, (site.epsilon, site.epsilon_unused))
         last_seen = site.last_seen[:16].replace("T", " ")
         table.add_row(escape(site.name), last_seen, *counts, *costs)
-    say(f"job {run.job}: {run.finished} of {run.rounds} rounds{end}")
+    say(f"job {run.job}: {run.finished} of {plural(run.rounds, 'round')}{end}")
     console.print(table)
     for line in lines:
         say(line)

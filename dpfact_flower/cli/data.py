@@ -20,7 +20,7 @@ from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTa
 from dpfact_flower.data.site_data import COHORT, Cohort, cohort_files
 from dpfact_flower.data.tables import ENCODINGS, MEMORY, Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, plural
 
 _TOP = "Keep the N most frequent codes per mode, e.g. 202x316; 0: all."
 Top = Annotated[str, Option(help=_TOP)]
@@ -316,7 +316,7 @@ def _show(cohort: Cohort) -> None:
     if not labels:
         say("no labels")
     for vocabulary in cohort.vocabularies:
-        say(f"{vocabulary.name}: {len(vocabulary):,} codes")
+        say(f"{vocabulary.name}: {plural(len(vocabulary), 'code')}")
 
 
 def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typer import Option
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
-from dpfact_flower.errors import SettingsError, StateError
+from dpfact_flower.errors import SettingsError, StateError, plural
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _compared(made: PatientPlan, other: PatientPlan) -> str:
         f"{_short(before.signal)}, chance {100 * after.chance:.0f} instead of "
         f"{100 * before.chance:.0f} in 100. The guarantee holds if at most {sharing.colluding} of "
         f"{sharing.sites} sites collude with the server. A sum survives the loss of "
-        f"{sharing.dropouts} site(s). If all other sites collude, a patient has epsilon "
+        f"{plural(sharing.dropouts, 'site')}. If all other sites collude, a patient has epsilon "
         f"{rounded_up(alone.epsilon)} instead of "
         f"{rounded_up(shared.guarantee().headline.epsilon)}."
     )
@@ -245,7 +245,7 @@ def verify(folder: opt.Folder, site: SiteName = "", noted: Noted = "") -> None:
         console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
     if head is None:
         raise typer.Exit(1)
-    say(f"OK: {head.rows} rows, head {head}")
+    say(f"OK: {plural(head.rows, 'row')}, head {head}")
     if expected is None:
         say("to detect that the newest rows were deleted, give a head from the site's log: --noted")
 
@@ -263,7 +263,7 @@ def backup(
     from dpfact_flower.privacy.ledger import back_up
 
     head = back_up(_find(folder, site), to.expanduser())
-    say(f"OK: {head.rows} rows, head {head}")
+    say(f"OK: {plural(head.rows, 'row')}, head {head}")
 
 
 @ledger_app.command()
@@ -281,7 +281,7 @@ def restore(
 
     head = ledger.Head.parse(noted)
     head = ledger.restore(backup_folder.expanduser(), folder.expanduser(), head)
-    say(f"OK: {head.rows} rows, head {head}")
+    say(f"OK: {plural(head.rows, 'row')}, head {head}")
 
 
 def _find(folder: Path, site: str) -> Path:
@@ -362,7 +362,7 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
         yield "nothing was charged"
     for total in totals:
         yield (
-            f"total over {total.releases} charged releases, unit {total.unit}, "
+            f"total over {plural(total.releases, 'charged release')}, unit {total.unit}, "
             f"neighbours {total.neighbours}: rho {total.rho:.4g}, mu {total.mu:.4g}"
         )
         for figure in total.figures:
@@ -378,8 +378,8 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
         yield "totals of different units cannot be added up, although all concern the same patients"
     if unprotected := sum(row.unprotected for row in rows):
         yield (
-            f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "
-            "for a patient in those releases"
+            f"{plural(unprotected, 'release')} without noise: no epsilon bounds the loss, and no "
+            "total holds for the patients concerned"
         )
 
 

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import say
 from dpfact_flower.data.site_data import SiteData, site_files
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import SettingsError, plural
 
 if TYPE_CHECKING:
     from dpfact_flower.evaluation.model import GlobalModel
@@ -103,7 +103,7 @@ def export(
         groups = {r: (", ".join(labels), *about(measures, r)) for r, labels in sure.items()}
         write_phenotype_table(phenotypes, rows, prose.titles(model), groups)
         public = "the model and the runs beside it" if others else "the model"
-        say(f"{phenotypes}: {len(rows):,} rows of codes, as public as {public}")
+        say(f"{phenotypes}: {plural(len(rows), 'row')} of codes, as public as {public}")
     if patients is not None and data is not None:
         _export_patients(model, data, patients)
 
@@ -117,7 +117,7 @@ def _export_patients(model: GlobalModel, data: Path, out: Path) -> None:
     sites = by_site.values()
     patients = sum(len(site.patients) for site in sites)
     some = sum(int(site.has.any(axis=1).sum()) for site in sites)
-    say(f"{out}: {some:,} of {patients:,} patients have at least one phenotype")
+    say(f"{out}: patients with at least one phenotype: {some:,} of {patients:,}")
     if without := sum(site.without for site in sites):
         say(f"patients who have no cell with the model's codes: {without:,}")
     if missing := max(site.missing for site in sites):

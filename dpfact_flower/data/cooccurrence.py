@@ -35,7 +35,7 @@ from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.data.tables import count_rows, literal
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError, shown
+from dpfact_flower.errors import DataError, SettingsError, plural, shown
 from dpfact_flower.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Window:
     def __str__(self) -> str:
         if self.days is None:
             return "one encounter"
-        return f"{self.days} days" + (" in one encounter" if self.same_encounter else "")
+        return plural(self.days, "day") + (" in one encounter" if self.same_encounter else "")
 
     def condition(self, left: str, right: str) -> str:
         """Return SQL that is true if the events `left` and `right` occur together."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, naming
+from dpfact_flower.errors import DataError, naming, plural
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import check_name
@@ -236,7 +236,7 @@ class Cohort:
 
     def __repr__(self) -> str:
         lines = (f"  {where}: {what}: {count:,}" for where, what, count in self.read_report)
-        return "\n".join([f"Cohort({self.name!r}, {len(self.sites)} site(s))", *lines])
+        return "\n".join([f"Cohort({self.name!r}, {plural(len(self.sites), 'site')})", *lines])
 
     @property
     def vocabularies(self) -> tuple[Vocabulary, ...]:

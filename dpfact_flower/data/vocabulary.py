@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from unicodedata import normalize
 
-from dpfact_flower.errors import DataError, naming, shown
+from dpfact_flower.errors import DataError, naming, plural, shown
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import check_name
 
@@ -57,7 +57,7 @@ class Vocabulary:
         return len(self.codes)
 
     def __repr__(self) -> str:
-        return f"Vocabulary({self.name!r}, {len(self)} codes)"
+        return f"Vocabulary({self.name!r}, {plural(len(self), 'code')})"
 
     @cached_property
     def index(self) -> dict[str, int]:

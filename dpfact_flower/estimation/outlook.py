@@ -8,6 +8,7 @@ This chance depends only on the run's strength (see `chance_of`).
 import math
 from typing import Literal, NamedTuple
 
+from dpfact_flower.errors import plural
 from dpfact_flower.estimation.codes import divided_equally
 from dpfact_flower.estimation.start import MOST_SEPARATE
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
@@ -157,8 +158,9 @@ def _sentence(
 ) -> str:
     facts = plan.facts
     planned = (
-        f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
-        f"{facts.rank} phenotypes at epsilon {plan.settings.epsilon:g}"
+        f"{plural(facts.patients, 'patient')} at {plural(facts.sites, 'site')}, "
+        f"{plural(sum(facts.sizes), 'code')} and {plural(facts.rank, 'phenotype')} "
+        f"at epsilon {plan.settings.epsilon:g}"
     )
     good = GOOD_STRENGTH / math.sqrt(facts.rank)
     share = f"{100 * chance:.0f} in 100"

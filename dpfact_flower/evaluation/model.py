@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, plural
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.membership import column_shares, has_phenotype, scores
 from dpfact_flower.evaluation.page import library
@@ -77,7 +77,8 @@ class Memberships:
     missing: int
 
     def __repr__(self) -> str:
-        return f"Memberships({len(self.patients)} patients, {len(self.names)} phenotypes)"
+        rows, columns = plural(len(self.patients), "patient"), plural(len(self.names), "phenotype")
+        return f"Memberships({rows}, {columns})"
 
     @property
     def has(self) -> NDArray[np.bool_]:
@@ -205,7 +206,7 @@ class GlobalModel:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(v)} {v.name}" for v in self.vocabularies)
-        return f"GlobalModel({self.rank} phenotypes of {sizes})"
+        return f"GlobalModel({plural(self.rank, 'phenotype')} of {sizes})"
 
     def _repr_html_(self) -> str:
         def cell(rows: Sequence[CodeRow]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.data.code_names import BODY_SYSTEMS
-from dpfact_flower.errors import DataError, DPFactError, MissingDependencyError
+from dpfact_flower.errors import DataError, DPFactError, MissingDependencyError, plural
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import rounded_up
 
@@ -186,7 +186,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-_WRITERS = (rounded_up, size, duration, p_value, number, percent, odds, outcome, ranges)
+_WRITERS = (rounded_up, size, duration, p_value, number, percent, odds, outcome, plural, ranges)
 _FILTERS: dict[str, Callable[..., Any]] = {
     **{write.__name__: write for write in _WRITERS},
     # a position on a scale of width 160 that runs from odds ratio 0.1 to 10

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from dpfact_flower.errors import plural
 from dpfact_flower.estimation.certainty import EVEN
 from dpfact_flower.evaluation import tables
 from dpfact_flower.evaluation.membership import LEADING
@@ -315,9 +316,8 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
     missing = s.measured.sites_without_a_round if s.measured else ()
     if sent.failures or missing:
         never = f"; no round with {', '.join(missing)}" if missing else ""
-        failures = f"{sent.failures} failed replies{never}"
-    counts = {"site": s.sites, "round": s.rounds, "phenotype": s.rank}
-    parts = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        failures = f"{sent.failures} of the sites' replies{never}"
+    parts = plural(s.sites, "site"), plural(s.rounds, "round"), plural(s.rank, "phenotype")
     lines = {
         "run": f"{s.name}: {', '.join(parts)}",
         "privacy": _promise(summary),
@@ -390,7 +390,8 @@ def _certainty(summary: Summary) -> str:
     if not chances or uninformative_message(summary):
         return ""
     likely = sum(likelihood(chance) == LIKELY for chance in chances)
-    found = f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"
+    found = f"{likely} of {plural(len(chances), 'phenotype')} {'is' if likely == 1 else 'are'} "
+    found += "likely real, judged by this run's own noise"
     return found if likely else f"{found}; more may be at a lower rank, which auto-rank looks for"
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, plural
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
@@ -91,7 +91,7 @@ class Tally:
 
     def __str__(self) -> str:
         """Describe the counts, with a Wilson 95 % interval for the share of confirmed charts."""
-        text = f"{self.yes} of {self.charts} charts confirmed"
+        text = f"{self.yes} of {plural(self.charts, 'chart')} confirmed"
         if self.unsure:
             text += f"; {self.unsure} unsure"
         if self.charts < _LEAST_CHARTS:

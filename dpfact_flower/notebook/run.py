@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError, plural
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.clinical import clinical_measures
 from dpfact_flower.evaluation.finished_run import FinishedRun
@@ -153,9 +153,9 @@ class Run(FinishedRun):
         cost = "no noise" if spent is None else f"epsilon {rounded_up(spent.epsilon)}"
         price = price_of_replacing(spent.replacing) if spent else ""
         return (
-            f"Run({self.summary.rank} phenotypes, {self.summary.sites} sites, "
-            f"{self.summary.rounds} rounds, {cost}{about_rows(price, self.summary.row_unit)} "
-            f"[{self.summary.claim}])"
+            f"Run({plural(self.summary.rank, 'phenotype')}, {plural(self.summary.sites, 'site')}, "
+            f"{plural(self.summary.rounds, 'round')}, {cost}"
+            f"{about_rows(price, self.summary.row_unit)} [{self.summary.claim}])"
         )
 
     def _repr_html_(self) -> str:

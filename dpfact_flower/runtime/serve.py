@@ -64,7 +64,7 @@ def serve(
         nodes = len(list(grid.get_node_ids()))
         if nodes != run.sites:
             raise SettingsError(
-                f"the data has {run.sites} sites, the simulation {nodes} virtual clients: "
+                f"simulation: need a virtual client for each site ({run.sites}), got {nodes}: "
                 f'use --federation-config "num-supernodes={run.sites}"'
             )
         if privacy.privacy == "patient" and not privacy.patients:  # a simulation can count them

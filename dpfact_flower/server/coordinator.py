@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
-from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
+from dpfact_flower.errors import QuorumError, SettingsError, StateError, plural, shown
 from dpfact_flower.machine.files import disk_errors
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
@@ -244,7 +244,7 @@ class Coordinator:
         short = f"{len(record.sites)} usable replies, the quorum is {self.run.min_sites}"
         advice = "once the sites are back" + ("" if sum_failed else ", or with a lower min-sites")
         if sum_failed:
-            short = f"no sum of the {len(record.sites)} sites that answered"
+            short = f"no sum of the {plural(len(record.sites), 'site')} that answered"
         if not self.rule.needs_quorum(record.round):
             _logger.warning("round %d: %s: the global model is unchanged", record.round, short)
             return

@@ -33,6 +33,8 @@ def test_the_table_names_each_release_and_the_prospects():
     text = plan("--sizes", "202x316", "--patients", "5000", "--sites", "6", "--rank", "20")
     for part in ("round 1, start", "refine mode 2", "Gaussian DP", "epsilon 0.5"):
         assert part in text
+    alone = plan("--sizes", "202x316", "--patients", "5000", "--sites", "1", "--rank", "1")
+    assert "5,000 patients at 1 site, 518 codes and 1 phenotype at epsilon 4:" in alone
     settings = PrivacySettings(epsilon=0.5, delta=1e-5, patients=5000)
     for rank in (5, 10, 20, 50):  # fewer phenotypes stand higher above the noise
         made = plan_patient(settings, sizes=(202, 316), rank=rank, sites=6)

@@ -125,7 +125,7 @@ def test_totals_stand_under_every_accountant_with_their_claim_and_unit(state_dir
     assert SEEDED_CLAIM in text
     assert PATIENT_CLAIM in text
     assert "cannot be added up" in text
-    assert "1 releases without noise: no epsilon bounds them" in text
+    assert "1 release without noise: no epsilon bounds" in text
 
 
 def test_json_is_complete_and_holds_no_released_value(state_dir):
@@ -170,7 +170,7 @@ def test_nothing_charged_is_said(state_dir):
         charge(ledger, "bare", 1)
     text = ledger_text("show", state_dir / "south")
     assert "nothing was charged" in text
-    assert "no epsilon bounds them" in text
+    assert "no epsilon bounds the loss" in text
 
 
 def test_verify_says_ok_with_rows_and_head(state_dir):

@@ -163,7 +163,7 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
     assert [row["has"] for row in rows] == [";".join(own) for own in found]
     assert {len(own) for own in found} >= {0, 1, 2}
     some = sum(map(bool, found))
-    assert f"{own}: {some} of 41 patients have at least one phenotype\n" in said
+    assert f"{own}: patients with at least one phenotype: {some} of 41\n" in said
     assert "patients who have no cell with the model's codes: 1\n" in said
     assert "not in the data's lists" not in said
 

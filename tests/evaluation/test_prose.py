@@ -242,6 +242,8 @@ def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise()
     known = replace(SIMULATED, false_discovery=(0.02, 0.1, 0.11))
     says = "2 of 3 phenotypes are likely real, judged by this run's own noise"
     assert dict(prose.headline(known))["certainty"] == says
+    alone = dict(prose.headline(replace(SIMULATED, rank=1, false_discovery=(0.02,))))
+    assert alone["certainty"].startswith("1 of 1 phenotype is likely real, judged")
     none = dict(prose.headline(replace(SIMULATED, false_discovery=(0.2, 0.5))))["certainty"]
     assert none.endswith("noise; more may be at a lower rank, which auto-rank looks for")
     noise = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
@@ -252,9 +254,9 @@ def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise()
 @pytest.mark.parametrize(
     ("failures", "never", "says"),
     [
-        (2, (), "2 failed replies"),
-        (0, ("north",), "0 failed replies; no round with north"),
-        (1, ("north", "south"), "1 failed replies; no round with north, south"),
+        (2, (), "2 of the sites' replies"),
+        (0, ("north",), "0 of the sites' replies; no round with north"),
+        (1, ("north", "south"), "1 of the sites' replies; no round with north, south"),
     ],
 )
 def test_failures_are_named(failures, never, says):

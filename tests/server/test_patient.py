@@ -119,7 +119,7 @@ def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     (record,) = [r for r in caplog.records if r.getMessage().startswith("plan: ")]
     assert record.levelno == logging.WARNING
     server.rule.check_sites(6)
-    assert "plan: 50 patients at 6 site(s)" in caplog.records[-1].getMessage()
+    assert "plan: 50 patients at 6 sites" in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize(("delta", "warned"), [(0.006, False), (0.007, True)])

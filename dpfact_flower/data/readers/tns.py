@@ -14,7 +14,7 @@ import numpy as np
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError, naming
+from dpfact_flower.errors import DataError, SettingsError, naming, plural
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import Floats, SparseTensor
 
@@ -122,7 +122,7 @@ def _vocabularies(
         if len(vocabulary) != size:
             unused = "; if its last codes are unused, add a line with its last index and count 0"
             raise DataError(
-                f"{path}: mode {place} has {size} codes, but the list of {vocabulary.name} has "
-                f"{len(vocabulary)}{unused * (len(vocabulary) > size)}"
+                f"{path}: mode {place} has {plural(size, 'code')}, but the list of "
+                f"{vocabulary.name} has {len(vocabulary)}{unused * (len(vocabulary) > size)}"
             )
     return tuple(lists)

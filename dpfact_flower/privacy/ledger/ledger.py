@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from dpfact_flower.errors import DPFactError, StateError
+from dpfact_flower.errors import DPFactError, StateError, plural
 from dpfact_flower.machine.files import check_own, locked, private_folder, replacing
 from dpfact_flower.privacy.ledger.file import (
     LEDGER,
@@ -282,8 +282,8 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
     hashes = [hash_ for (hash_,) in connection.execute("SELECT hash FROM releases ORDER BY number")]
     if noted.rows > len(hashes):
         yield (
-            f"the noted head has {noted.rows} rows, the ledger {len(hashes)}: the newest rows are "
-            "missing (this may be an old copy)"
+            f"the noted head has {plural(noted.rows, 'row')}, the ledger {len(hashes)}: the newest "
+            "rows are missing (this may be an old copy)"
         )
     elif [START, *hashes][noted.rows] != noted.hash:
         yield f"row {noted.rows}: differs from the noted head, so the ledger was rewritten"
