@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from typer import Argument, Option
 
-from dpfact_flower.errors import SettingsError, shown
+from dpfact_flower.errors import SettingsError, naming, shown
 from dpfact_flower.machine.logs import ProgressCallback
 from dpfact_flower.settings import AppSettings, Scalar
 
@@ -37,7 +37,8 @@ console = Console()
 
 def _folder(given: str | Path) -> Path:
     """Return the path of an output folder. Raise an error if the path cannot be a folder."""
-    path = Path(given).expanduser()
+    with naming(f"need a folder, got {str(given)!r}", RuntimeError):
+        path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
         raise typer.BadParameter(f"need a folder, got {str(given)!r}")

@@ -176,10 +176,10 @@ def checked_names(names: Names, rank: int) -> Names:
     for number in (*names.phenotypes, *names.reviewed):
         if number not in range(1, rank + 1):
             raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number!r}")
-    bare = {number: name.strip() for number, name in names.phenotypes.items()}
-    for name in bare.values():
-        if len(name) > _LONGEST_NAME or not name.isprintable():
+    for name in names.phenotypes.values():
+        if not isinstance(name, str) or len(name) > _LONGEST_NAME or not name.strip().isprintable():
             raise DataError(f"name: need one line of at most {_LONGEST_NAME} printable characters")
+    bare = {number: name.strip() for number, name in names.phenotypes.items()}
     return replace(names, phenotypes={number: name for number, name in bare.items() if name})
 
 

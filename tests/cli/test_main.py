@@ -190,7 +190,7 @@ def test_an_error_ends_the_command_with_2_one_clear_line_and_nothing_written(
     assert {path.name for path in tmp_path.iterdir()} == {"file", "app"}
 
 
-@pytest.mark.parametrize("out", ["", " ", "file", "file/below"])
+@pytest.mark.parametrize("out", ["", " ", "file", "file/below", "~nosuchuser/x"])
 def test_where_no_folder_can_be_is_refused_before_anything_is_read(out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()

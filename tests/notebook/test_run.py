@@ -147,6 +147,8 @@ def test_names_show_everywhere(run, tmp_path):
     assert again.plot_phenotype(2).get_title() == "renal failure"
     labels = [text.get_text() for text in again.plot_usage().get_xticklabels()]
     assert labels == ["1", "renal failure", "3"]
+    with pytest.raises(DataError, match="need one line of at most 120 printable characters"):
+        again.label(1, 5)
     assert again.report().read_text().count("renal failure") > 1
     assert Run.read(again.label(2, "")).model.names == {}
     again.label(3, "sepsis")  # `again` still holds the removed name, which does not come back
@@ -181,6 +183,8 @@ def test_what_was_not_measured_is_said(private, tmp_path):
         private.report()
     with pytest.raises(FileNotFoundError, match=r"there is no folder: .*none'$"):
         private.report(tmp_path / "none" / "page.html")
+    with pytest.raises(IsADirectoryError, match="need a file, but this is a folder"):
+        private.report(tmp_path)
 
 
 def test_a_model_with_patients_is_a_cp_model(run, cohort):
