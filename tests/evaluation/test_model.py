@@ -172,7 +172,7 @@ def test_a_cohort_is_exported_site_after_site(run, cohort, cohort_folder, tmp_pa
     own = tmp_path / "m.csv"
     cohort.save(tmp_path / "cohort")
     said = dpfact("export", run, "--patients", own, "--data", tmp_path / "cohort")
-    assert f" of {len(cohort)} patients have " in said
+    assert f" of {len(cohort)}\n" in said
     assert "who have no cell" not in said
     rows = lines_of(own)
     at = [row.pop("site") for row in rows]

@@ -231,7 +231,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         _load_rows(connection, mode, place, source, window)
         rows, unplaced = _check_rows(connection, place, source, window)
         added = add_events(connection, mode, "loaded")
-        codes = f"(FROM codes WHERE mode = '{mode}')"
+        codes = f"(FROM codes WHERE mode = {literal(mode)})"
         for what, texts, no_value in (("patient", "people", _NO_ID), ("code", codes, NO_VALUE)):
             odd = f"{no_value} OR {_UNPRINTABLE}".format(what)
             bad = f"{what} IS NULL OR {what} IN (SELECT {what} FROM {texts} WHERE {odd})"
@@ -250,7 +250,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         )
     connection.execute("DROP TABLE loaded")
     for what, odd in _ODD_CODES.items():
-        count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
+        number = count_rows(connection, odd, f"mode = {literal(mode)}")
+        count(connection, mode, what, number, warn=True)
 
 
 def _refuse_no_text(
@@ -399,7 +400,7 @@ def _load_patients(
     """Create the table ``patients`` from the table of sites, or from all patients with an event."""
     if sites is None:
         connection.execute(
-            f"CREATE TEMP TABLE patients AS SELECT patient, '{name}' AS site FROM people"
+            f"CREATE TEMP TABLE patients AS SELECT patient, {literal(name)} AS site FROM people"
         )
     else:
         sites = sites.complete(patient, SITE)
@@ -445,7 +446,7 @@ def _load_label(
     what = f"patients not in it, labelled {table.missing}" + ", which are all patients" * everybody
     count(connection, place.name, what, missing, warn=everybody)
     connection.execute(
-        f"""INSERT INTO labelled SELECT '{name}', patient FROM patients LEFT JOIN facts
+        f"""INSERT INTO labelled SELECT {literal(name)}, patient FROM patients LEFT JOIN facts
             USING (patient) WHERE coalesce(value IN {_YES}, {table.missing == "1"})"""
     )
 
