@@ -50,8 +50,9 @@ class Options:
         if type(self.min_patients) is not int or self.min_patients < 1:
             least = f"need an integer of at least 1, got {self.min_patients!r}"
             raise SettingsError(f"min-patients: {least}")
-        if not all(isinstance(given, Vocabulary) for given in self.vocabularies or ()):
-            raise DataError("vocabularies: need Vocabulary objects, as in Vocabulary('dx', codes)")
+        lists = self.vocabularies or ()
+        if not isinstance(lists, Sequence) or not all(isinstance(v, Vocabulary) for v in lists):
+            raise DataError("vocabularies: need a list, as in [Vocabulary('dx', codes), ...]")
         if self.vocabularies is not None and self.top is not None:
             raise SettingsError("top: cannot be combined with vocabularies")
 

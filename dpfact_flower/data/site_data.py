@@ -53,9 +53,10 @@ class SiteData:
         check_name(f"site {self.name}: row unit", self.row_unit)
         if not isinstance(self.tensor, SparseTensor):
             raise DataError(f"site {self.name}: tensor must be a SparseTensor")
-        object.__setattr__(self, "vocabularies", tuple(self.vocabularies))
-        if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
-            raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
+        lists = self.vocabularies
+        if not isinstance(lists, Sequence) or not all(isinstance(v, Vocabulary) for v in lists):
+            raise DataError(f"site {self.name}: vocabularies must be a list of Vocabulary objects")
+        object.__setattr__(self, "vocabularies", tuple(lists))
         codes, sizes = tuple(map(len, self.vocabularies)), self.tensor.feature_shape
         if codes != sizes:
             raise DataError(f"site {self.name}: need vocabularies of {sizes} codes, got {codes}")

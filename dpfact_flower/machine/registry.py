@@ -4,7 +4,7 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from dpfact_flower.errors import SettingsError, shown
+from dpfact_flower.errors import SettingsError, naming, shown
 
 _Thing = TypeVar("_Thing")
 
@@ -33,7 +33,9 @@ class Registry(Generic[_Thing]):
         if name in known:
             return known[name]
         for entry in entry_points(group=self._group, name=name):
-            thing: _Thing = entry.load()
+            package = entry.dist and entry.dist.name
+            with naming(f"{self._what} {name}: {package} fails to load {entry.value}", Exception):
+                thing: _Thing = entry.load()
             return self.register(name, thing)
         raise SettingsError(
             f"{self._what}: there is no {shown(name)}; there are {', '.join(self.names())} "

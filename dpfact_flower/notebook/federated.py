@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
 
 from dpfact_flower.client_app import simulated_settings
+from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import frames
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.tables import columns_of
@@ -174,6 +175,7 @@ def as_cohort(
     keep_empty : bool
         For events only: whether to keep patients without any entry in the tensor.
     """
+    vocabularies = Options(vocabularies=vocabularies).vocabularies
     if isinstance(given, Cohort):
         return given
     named = _named(given)
@@ -415,7 +417,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
         """Return a cohort of the sites in `X`. If `X` is a matrix, use scikit-learn's checks."""
-        lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
+        given = self.vocabularies if reset else self.vocabularies_
+        lists = Options(vocabularies=given).vocabularies
         is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
         is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)
         if (is_table and not is_ours) or not (_is_site(X) or _holds_sites(X)):

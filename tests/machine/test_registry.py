@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.machine import registry as module
 from dpfact_flower.machine.registry import Registry
 
@@ -50,6 +50,8 @@ def test_things_of_installed_packages_are_imported_when_asked_for(registry, pack
     assert "their_package" not in sys.modules
     assert registry.find("theirs") == 3
     assert registry.find("ours") == 1  # our names cannot be replaced
+    with pytest.raises(DataError, match=r"^thing broken: their-package fails to load not_there:"):
+        registry.find("broken")
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(registry):

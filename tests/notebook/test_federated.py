@@ -252,7 +252,8 @@ def test_a_missing_value_is_refused_by_the_frames_own_name_with_a_way_out(other,
         ({}, {"time_format": "%Y-%m-%d"}, "or omit time_format= if it holds dates"),
         ({}, {"labels": EVENTS[["patient"]]},
          "labels={'LABEL': frame}, .* the columns Fallnr and LABE"),
-        ({}, {"vocabularies": ["dx.csv"]}, "vocabularies: need Vocabulary objects"),
+        ({}, {"vocabularies": ["dx.csv"]}, "vocabularies: need a list, as in .Vocabulary"),
+        ({}, {"vocabularies": Vocabulary("x", ("I",))}, "vocabularies: need a list, as in "),
         ({"ICD": 250.0}, {}, "column ICD must .*; read it as text, in pandas with dtyp"),
     ],
 )  # fmt: skip
@@ -280,6 +281,10 @@ def test_a_column_of_identifiers_is_no_code(fit):
     with pytest.raises(DataError, match="need numbers in every column"):
         fit(wide.set_index("Patient").assign(admitted=pd.Timestamp("2024-05-31")))
     swapped = [Vocabulary("codes", ("I50", "I21"))]
+    alone = DPFactPhenotyper(1, privacy="none", vocabularies=swapped[0]).fit
+    for given in (lambda rows: as_cohort(rows, vocabularies=swapped[0]), alone):
+        with pytest.raises(DataError, match="vocabularies: need a list"):
+            given(wide.set_index("Patient"))
     fitted = DPFactPhenotyper(1, privacy="none", vocabularies=swapped).fit
     found = DPFactPhenotyper(1, privacy="none").fit([wide[["I50", "I21"]]])
     for given in (lambda rows: as_cohort(rows, vocabularies=swapped), fitted, found.transform):

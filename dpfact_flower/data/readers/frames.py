@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import Rows, check_columns, columns_of, connect, literal, quoted
@@ -117,7 +118,7 @@ def _columns(frame: Any) -> dict[str, str]:
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
     """Return each mode's rows. Modes with a vocabulary come first, in the vocabularies' order."""
-    listed = [getattr(given, "name", "") for given in options.get("vocabularies") or ()]
+    listed = [given.name for given in Options(**options).vocabularies or ()]
     names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
     check_columns(events, [column], names.values())
     text = f"{quoted(names[column.lower()])}::VARCHAR"

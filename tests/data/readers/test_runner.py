@@ -149,7 +149,8 @@ def test_a_folder_of_parquet_is_a_table(source, tmp_path):
 
 
 def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
-    clinic = SimpleNamespace(name="clinic", load=lambda: written(tmp_path, HEAD + BODY))
+    script = written(tmp_path, HEAD + BODY)
+    clinic = SimpleNamespace(name="clinic", value="own:it", dist=None, load=lambda: script)
 
     def found(*, group, name="clinic"):
         assert group == "dpfact_flower.data.readers"
