@@ -46,7 +46,7 @@ def columns(run: FinishedRun) -> dict[str, str]:
         "data": summary.name,
         "sites": str(summary.sites),
         "patients": errors and f"{sum(site.patients for site in errors.per_site_data):,}",
-        "phenotypes": str(summary.rank),
+        "phenotypes": str(summary.rank) + ", which explain nothing" * bool(run.uninformative),
         "privacy": _privacy(summary),
         "epsilon (replacing a record)": _epsilon(summary.spent),
         "fit": errors and f"{errors.fit:.3f}",

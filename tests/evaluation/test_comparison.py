@@ -89,6 +89,7 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     out = tmp_path / "compare.html"
     printed = dpfact("compare", *runs, "--out", out)
     assert printed.count("| demo |") == 4
+    assert re.findall(r"\| (\S+) \|.* which explain nothing \|", printed) == ["nothing"]
     page = " ".join(re.sub("<[^>]+>", " ", out.read_text("utf-8")).split())
     assert page.count("epsilon 4.000, proven: patient-level") == 4
     assert "other-codes is left out: its kinds of codes are drugs, diagnoses" in page
