@@ -323,13 +323,9 @@ def _assign_sites(
 
 
 def _site(
-    connection: Connection,
-    number: int,
-    site: str,
-    vocabularies: Sequence[Vocabulary],
-    labels: Sequence[str],
-    row_unit: str,
-) -> SiteData:
+    connection: Connection, number: int, site: str, vocabularies: Sequence[Vocabulary],
+    labels: Sequence[str], row_unit: str,
+) -> SiteData:  # fmt: skip
     people = connection.execute(
         f"""SELECT COLUMNS('^(id|label_\\d+)$') FROM members
             WHERE site_number = {number} ORDER BY position"""

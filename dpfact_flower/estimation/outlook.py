@@ -158,9 +158,8 @@ def _sentence(
 ) -> str:
     facts = plan.facts
     planned = (
-        f"{plural(facts.patients, 'patient')} at {plural(facts.sites, 'site')}, "
-        f"{plural(sum(facts.sizes), 'code')} and {plural(facts.rank, 'phenotype')} "
-        f"at epsilon {plan.settings.epsilon:g}"
+        f"{plural(facts.patients, 'patient')} at {plural(facts.sites, 'site')}, {sum(facts.sizes)} "
+        f"codes and {plural(facts.rank, 'phenotype')} at epsilon {plan.settings.epsilon:g}"
     )
     good = GOOD_STRENGTH / math.sqrt(facts.rank)
     share = f"{100 * chance:.0f} in 100"
