@@ -451,9 +451,12 @@ def _typed(
         source = place.sql(connection)
         parts = [f"frame_{number}" for number in range(len(place.frames))]
     elif place.exists():
-        below = "/**/*.parquet" if place.is_dir() else ""
-        source = f"read_parquet({_literal_path(place, below)}, union_by_name = true)"
-        parts = [f"read_parquet({_literal_path(file)})" for file in place.rglob("*.parquet")]
+        paths = _literal_path(place, "/**/*.parquet" if place.is_dir() else "")
+        source = f"read_parquet({paths}, union_by_name = true)"
+        same = f"""SELECT list(file_name) FROM (SELECT file_name, list((name, duckdb_type)) AS kinds
+                    FROM parquet_schema({paths}) GROUP BY file_name) GROUP BY kinds"""
+        groups = connection.execute(same).fetchall()
+        parts = [f"read_parquet([{', '.join(map(_literal_path, files))}])" for (files,) in groups]
     else:
         raise DataError(f"{place}: no such file")
     described = [  # a union of text and fractions is text, so each part is described too
@@ -467,13 +470,10 @@ def _typed(
         lower, filled = name.strip().lower(), f"{quoted(name)} IS NOT NULL"
         wrong = not _TEXT_OR_WHOLE.fullmatch(kind) and (lower in wanted or list_of(lower) in wanted)
         if wrong and count_rows(connection, part, filled):
-            why = " (one missing value makes whole numbers floats)" * (kind == "DOUBLE")
-            how = "read it as text, in pandas with dtype=str"
-            if not (isinstance(place, Rows) and place.frames):
-                how = "store it as text or whole numbers"
             raise DataError(
                 f"{place}: column {name.strip()} must hold text, whole numbers, dates or times; "
-                f"it holds {kind}; {how}{why}"
+                f"it holds {kind}; read it as text, in pandas with dtype=str, or as whole numbers, "
+                "in pandas with Int64 (one missing value makes whole numbers floats)"
             )
         text = f"{quoted(name)}::VARCHAR"
         if lower == "patient" and isinstance(place, Rows) and place.sites:
@@ -484,7 +484,7 @@ def _typed(
     return source, columns
 
 
-def _literal_path(path: Path, below: str = "") -> str:
+def _literal_path(path: str | Path, below: str = "") -> str:
     """Escape wildcards (* ? [) in the path, append `below`, and return an SQL literal."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 

@@ -101,8 +101,10 @@ def test_zeros_are_kept_where_another_file_of_the_folder_holds_numbers(connectio
         duckdb.sql(f"SELECT {code} AS code").write_parquet(str(tmp_path / f"{name}.parquet"))
     load(connection, tmp_path, "code")
     assert sorted(rows(connection)) == [("0389",), ("401",)]
-    with pytest.raises(DataError, match=r"column code must hold text, whole .* it holds DOUBLE"):
+    with pytest.raises(DataError, match=r"column code must hold text, whole .* DOUBLE; .* Int64"):
         load(connection, parquet(tmp_path, "401.0::DOUBLE AS code").parent, "code")
+    load(connection, parquet(tmp_path, "401::BIGINT AS code").parent, "code")
+    assert sorted(rows(connection)) == [("0389",), ("401",), ("401",)]
 
 
 def test_a_parquet_file_that_cannot_be_used_is_named(connection, tmp_path, write):
