@@ -35,8 +35,7 @@ class Registry(Generic[_Thing]):
         for entry in entry_points(group=self._group, name=name):
             package = entry.dist and entry.dist.name
             with naming(f"{self._what} {name}: {package} fails to load {entry.value}", Exception):
-                thing: _Thing = entry.load()
-            return self.register(name, thing)
+                return self.register(name, entry.load())
         raise SettingsError(
             f"{self._what}: there is no {shown(name)}; there are {', '.join(self.names())} "
             f"(others: register them, or install a package with an entry point {self._group!r})"

@@ -390,13 +390,9 @@ def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> N
 
 
 def _load_patients(
-    connection: Connection,
-    sources: Mapping[str, EventTable],
-    name: str,
-    patient: str,
-    sites: LabelTable | None,
-    dialect: Dialect,
-) -> None:
+    connection: Connection, sources: Mapping[str, EventTable], name: str, patient: str,
+    sites: LabelTable | None, dialect: Dialect,
+) -> None:  # fmt: skip
     """Create the table ``patients`` from the table of sites, or from all patients with an event."""
     if sites is None:
         connection.execute(
