@@ -367,7 +367,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         """Return every patient's score for each phenotype, shape (patients, rank).
 
         Patients are in the order of `X`, site by site. If `X` contains events, the index of
-        ``memberships(X)`` shows the patients' order.
+        ``memberships(X)`` names the patients, and ``set_output(transform="pandas")`` fails.
         """
         return np.concatenate([site.scores for site in self._memberships(X).values()])
 
