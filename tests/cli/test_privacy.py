@@ -13,7 +13,7 @@ import pytest
 
 from dpfact_flower.audit import Finding
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.errors import SettingsError, StateError
+from dpfact_flower.errors import SettingsError, StateError, plural
 from dpfact_flower.privacy import (
     PAPER_CLAIM,
     PATIENT_CLAIM,
@@ -121,7 +121,7 @@ def test_totals_stand_under_every_accountant_with_their_claim_and_unit(state_dir
         assert len(total.figures) >= 3
         for figure in total.figures:
             assert str(figure) in text
-        assert f"{len(part)} charged releases, unit {part[0].unit}" in text
+        assert f" over {plural(len(part), 'charged release')}, unit {part[0].unit}" in text
     assert SEEDED_CLAIM in text
     assert PATIENT_CLAIM in text
     assert "cannot be added up" in text
