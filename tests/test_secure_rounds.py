@@ -565,5 +565,5 @@ def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
 
 def test_a_disk_error_at_the_server_is_one_line(tmp_path):
     (tmp_path / "run" / "secure.json").mkdir(parents=True)
-    with pytest.raises(StateError, match="run: Is a directory"):
+    with pytest.raises(StateError, match="run: need a file"):
         strategy(number=3, run_dir=tmp_path / "run").start(simulated(tmp_path, 3))
