@@ -390,7 +390,8 @@ def _certainty(summary: Summary) -> str:
     if not chances or uninformative_message(summary):
         return ""
     likely = sum(likelihood(chance) == LIKELY for chance in chances)
-    found = f"{likely} of {plural(len(chances), 'phenotype')} likely real, by this run's own noise"
+    of = f"{likely} of {plural(len(chances), 'phenotype')}"
+    found = f"likely real, judged by this run's own noise: {of}"
     return found if likely else f"{found}; more may be at a lower rank, which auto-rank looks for"
 
 

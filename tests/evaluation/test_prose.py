@@ -240,12 +240,12 @@ def test_a_simulation_shows_what_was_measured():
 
 def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise():
     known = replace(SIMULATED, false_discovery=(0.02, 0.1, 0.11))
-    says = "2 of 3 phenotypes likely real, by this run's own noise"
+    says = "likely real, judged by this run's own noise: 2 of 3 phenotypes"
     assert dict(prose.headline(known))["certainty"] == says
     alone = dict(prose.headline(replace(SIMULATED, rank=1, false_discovery=(0.02,))))
-    assert alone["certainty"].startswith("1 of 1 phenotype likely real, by")
+    assert alone["certainty"].endswith(" 1 of 1 phenotype")
     none = dict(prose.headline(replace(SIMULATED, false_discovery=(0.2, 0.5))))["certainty"]
-    assert none.endswith("noise; more may be at a lower rank, which auto-rank looks for")
+    assert none.endswith("phenotypes; more may be at a lower rank, which auto-rank looks for")
     noise = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
     assert "certainty" not in dict(prose.headline(replace(known, measured=noise)))
     assert "certainty" not in dict(prose.headline(SIMULATED))
