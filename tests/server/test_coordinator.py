@@ -180,13 +180,14 @@ def test_check_learned():
     coordinator = make(min_sites=2)
     with pytest.raises(QuorumError, match=r"quorum of 2 site\(s\)$"):
         coordinator.check_learned()
-    close(coordinator, 1, "a", [Failure("node 6", "late")])
-    close(coordinator, 2, "a", [Failure("node 7", "gone"), Failure("node 8", "dpfact:data")])
+    for number in (1, 2):
+        close(coordinator, number, "a", [Failure("node 6", "late")])
+    close(coordinator, 3, "a", [Failure("node 7", "gone"), Failure("node 8", "dpfact:data")])
     with pytest.raises(QuorumError, match=r"\): node 7.*:data\. .* last round$") as raised:
         coordinator.check_learned()
     assert raised.value.reasons == ("node 7: gone", "node 8: dpfact:data")
-    close(coordinator, 3, "ab")
-    close(coordinator, 4, "")
+    close(coordinator, 4, "ab")
+    close(coordinator, 5, "")
     coordinator.check_learned()
     counting = make(start="auto", shape=(2500, 2500))
     counting.close_round(1, [SiteReply("a", (np.ones(5000, np.float32),))], [])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.noise import SIGMA
@@ -28,13 +28,18 @@ def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
     assert sharing.honest == honest
     assert 2 * sharing.dropouts < sites - sharing.colluding
     assert sharing_of(replace(SECURE, secure_colluding=17), 20).dropouts == 0
+    most = min(sites, 4)
+    assert sharing_of(replace(SECURE, secure_slots=most), sites).slots == most
+    for names in ("a" * (sites - 1), "a" * (sites + 1)):
+        with pytest.raises(MessageError, match=f"{len(names)} names for {sites} sites"):
+            sharing.terms("job", "", names)
 
 
 @pytest.mark.parametrize(
     ("sites", "changed"),
     [
         (0, {}), (2, {}), (6, {"secure_colluding": 0}), (6, {"secure_colluding": 5}),
-        (6, {"secure_dropouts": 3}), (6, {"secure_slots": 7}),
+        (6, {"secure_dropouts": 3}), (3, {"secure_slots": 4}),
     ],
 )  # fmt: skip
 def test_sharing_that_cannot_hold_is_refused(sites, changed):
