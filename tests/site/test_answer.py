@@ -128,29 +128,6 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     assert left == [f"state-{request.round + 1:06d}.npz"]
 
 
-def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatch):
-    """Check the content of the disk at the beginning of each step."""
-    seen = []
-    client = make_noisy_client(data, tmp_path)
-    request = make_noisy_request(data)
-    ask(client, request)
-
-    def watch(kind, name):
-        whole = getattr(kind, name)
-
-        def step(*arguments):
-            states = sorted(p.name for p in (folder_of(tmp_path) / "job").glob("state-*.npz"))
-            seen.append((name, [int(state[6:12]) for state in states], len(rows_of(tmp_path))))
-            return whole(*arguments)
-
-        monkeypatch.setattr(kind, name, step)
-
-    for kind, name in CRASHES.values():
-        watch(kind, name)
-    ask(client, replace(request, round=2))
-    assert seen == [("save", [1], 1), ("charge", [1, 2], 1), ("keep_only", [1, 2], 2)]
-
-
 @pytest.mark.parametrize("simulation", [False, True])
 def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkeypatch, simulation):
     waited = []
