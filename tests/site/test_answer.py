@@ -170,21 +170,6 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
     assert_bits(start.factors, known.factors)
 
 
-def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, caplog):
-    """Sent releases are resent, which does not reveal whether the data has changed."""
-    request = make_noisy_request(data)
-    sent, _ = ask(make_noisy_client(data, tmp_path), request)
-    other = replace(cohort.sites[1], name="site-1")
-    client = make_noisy_client(other, tmp_path)
-    again, _ = ask(client, request)
-    assert_bits(again, sent)
-    says = "the data or .ledger-key has changed"  # a restored ledger has a new key
-    assert says in refusal(client, replace(request, round=2), caplog)[1]
-    assert len(events_of(tmp_path)) == 2
-    ask(client, replace(request, job="other"))  # and is added to earlier charges
-    assert len(events_of(tmp_path)) == 4
-
-
 def test_without_charge_rounds_are_on_record_and_only_the_last_is_answered_again(
     client, data, tmp_path, caplog
 ):

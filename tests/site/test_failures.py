@@ -455,18 +455,20 @@ def with_other_data(worlds: list[World]) -> list[World]:
     return worlds
 
 
-def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):
+def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds, caplog):
     before, after = with_other_data(worlds)
     assert after.ask(1).reply == before.ask(1).reply  # a repeat does not reveal this
     assert not after.source.read_by_now
     assert after.ask(2) == ("dpfact:failed", 1)
     assert after.source.read_by_now
+    assert "the data or .ledger-key has changed" in caplog.text  # a restored ledger has a new key
     for world in (after, before):  # reading takes time, so it must not be free
         assert world.ask(2) == ("dpfact:state", 1)
         assert not world.source.read_by_now
     (note,) = before.folder.rglob("DATA-HAS-CHANGED.txt")
     note.unlink()  # as the hospital would do
     assert before.ask(2).rows == 2
+    assert after.answer(replace(after.requests[1], job="other")).rows == 3  # adds to the charges
 
 
 def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(worlds):
