@@ -14,16 +14,13 @@ from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
+from tests.crash import Killed
 from tests.test_collect import Delayed
 
 SHAPE, RANK = (5, 7), 3
 GONE, SILENT = Error(5, "node unavailable"), Error(0, "silent")
 TWO = {2: ("a", 10), 3: ("b", 10)}
 THREE = {**TWO, 4: ("c", 10)}
-
-
-class KilledError(Exception):
-    """The end of the ServerApp."""
 
 
 class Network(Delayed):
@@ -72,7 +69,7 @@ class Network(Delayed):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         if self.now >= self.until:
-            raise KilledError
+            raise Killed
         return super().pull_messages(message_ids)
 
 
@@ -99,7 +96,7 @@ def killed(play, tmp_path):
     def run(sites: dict[int, tuple[str, float]], until: float = 35.0) -> Network:
         network = Network(sites)
         network.until = until
-        with pytest.raises(KilledError):
+        with pytest.raises(Killed):
             play(network, run_dir=tmp_path)
         return network
 
@@ -228,7 +225,7 @@ def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
 def test_who_was_left_out_is_not_asked_after_a_resume(play, tmp_path):
     network, options = Unready({**TWO, 4: ("d", 10)}), {"durable": True, "preflight": "leave-out"}
     network.until = 35.0
-    with pytest.raises(KilledError):
+    with pytest.raises(Killed):
         play(network, run_dir=tmp_path, **options)
     network.until = math.inf
     play(network, run_dir=tmp_path, resume=True, **options)

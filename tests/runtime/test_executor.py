@@ -11,12 +11,9 @@ import pytest
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine import flower
 from dpfact_flower.runtime import executor
+from tests.crash import Killed
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "{}/state"\n'
-
-
-class EndedError(Exception):
-    """Raised in place of the signal that ends an executor."""
 
 
 class Tasks:
@@ -27,7 +24,7 @@ class Tasks:
 
     def claim(self):
         if not self.tokens:
-            raise EndedError
+            raise Killed
         if self.tokens[0] == "stop":
             os.kill(os.getpid(), signal.SIGTERM)
         return self.tokens.pop(0)
@@ -119,7 +116,7 @@ def test_an_executor_that_has_nothing_to_answer_ends_at_once(monkeypatch):
 def test_a_supernode_that_is_away_is_waited_for(monkeypatch):
     pauses, started = [], []
     monkeypatch.setattr(executor.time, "sleep", pauses.append)
-    with pytest.raises(EndedError):
+    with pytest.raises(Killed):
         executor._serve(Tasks(None, None, "", "a"), started.append)
     assert started == ["a"]
     assert len(pauses) == 3

@@ -21,6 +21,7 @@ from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
+from tests.crash import Killed
 from tests.site import federation
 from tests.site.federation import ask, events_of, raising, refusal, rows_of, store_of
 
@@ -81,10 +82,6 @@ def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     assert list(kept.events) == events_of(tmp_path)
 
 
-class Stopped(BaseException):
-    """An exception in place of the end of a process."""
-
-
 CRASHES = {
     "while the state is written": (SiteStore, "save"),
     "between state and charge": (Ledger, "charge"),
@@ -110,11 +107,11 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     def stop(*arguments):
         if after:
             whole(*arguments)
-        raise Stopped
+        raise Killed
 
     with monkeypatch.context() as broken:
         broken.setattr(kind, name, stop)
-        with pytest.raises(Stopped):
+        with pytest.raises(Killed):
             ask(client, request)
     charged = (name, after) in {("charge", True), ("keep_only", False), ("keep_only", True)}
     assert len(events_of(tmp_path)) - len(before) == (2 if charged else 0)
@@ -153,8 +150,8 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
     ask(make_noisy_client(data, tmp_path), request)
     known = state_of(tmp_path, data)
     with monkeypatch.context() as broken:
-        broken.setattr(Ledger, "charge", raising(Stopped()))
-        with pytest.raises(Stopped):
+        broken.setattr(Ledger, "charge", raising(Killed()))
+        with pytest.raises(Killed):
             ask(make_noisy_client(data, tmp_path), replace(request, round=2))
     begun = []
     solved = dpfact_flower.site.local_fit.solved
