@@ -88,19 +88,6 @@ def test_what_was_left_open_is_planned_and_sent():
     assert make_rule(asked, sites=0, seed=9).plan.releases == server.rule.plan.releases
 
 
-@pytest.mark.slow
-def test_a_request_carries_what_its_round_needs_and_no_more():
-    server = make()
-    for number in range(1, server.rounds + 1):
-        request = server.request(number)
-        assert bool(request.anchors) == (number >= 3)
-        assert bool(request.selection) == (number >= 2)
-        close(server, number)
-    assert [len(kept) for kept in server.rule.selection] == [6, 8]
-    assert [(f.shape, f.dtype) for f in server.factors] == [((6, 4), "f4"), ((8, 4), "f4")]
-    assert all(np.isfinite(factor).all() for factor in server.factors)
-
-
 def test_planned_events_are_the_plans():
     rule = make_rule()
     events = [event for n in range(1, rule.rounds + 1) for event in rule.planned_events(n)]
