@@ -8,17 +8,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dpfact_flower.audit import Finding
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import SettingsError, StateError, plural
 from dpfact_flower.privacy import (
-    PAPER_CLAIM,
     PATIENT_CLAIM,
     SEEDED_CLAIM,
-    Release,
     ReleaseEvent,
     account,
     rounded_up,
@@ -26,26 +23,11 @@ from dpfact_flower.privacy import (
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.release import release_nothing
 from tests.commands import dpfact
+from tests.ledgers import SECRET, charge
 
 pytestmark = pytest.mark.slow
 
-SECRET = 9876543.0
-KINDS = {"entry": ("replace", PAPER_CLAIM), "patient": ("add-remove", PATIENT_CLAIM)}
-
 ledger_text = partial(dpfact, "ledger", width=200)
-
-
-def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: bool = False) -> None:
-    events = tuple(
-        ReleaseEvent(
-            name=f"round {round_number}, mode {place}", sensitivity=0.5, sigma=20.0 + place,
-            count=3, unit=unit, neighbours=KINDS[unit][0], claim=KINDS[unit][1], seeded=seeded,
-        )
-        for place, unit in enumerate(units)
-    )  # fmt: skip
-    arrays = (np.full(3, SECRET, np.float32),)
-    key = ReleaseKey("f" * 64, job, round_number, "asked")
-    ledger.charge(key, "terms", Release(arrays, events), ledger.head())
 
 
 @pytest.fixture

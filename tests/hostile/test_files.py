@@ -20,8 +20,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData, Truth, open_site
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.tables import SharedPhenotypes
-from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -32,6 +31,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.evaluation.summaries import SIMULATED
 from tests.hostile.strategies import damaged, in_json, in_lines, in_rows, in_text, members
 from tests.hostile.watch import CODES, SIZES, Watch, canary_site, read
+from tests.ledgers import charge
 
 SOLVER = SolverSettings(rank=3)
 
@@ -82,14 +82,8 @@ def write_state(root: Path, site: SiteData) -> SiteStore:
     store.keep_ending(*request.to_wire())
     with Ledger(root / site.name, create=True) as ledger:
         for number in (1, 2, 3):
-            ledger.charge(*charge(number), ledger.head())
+            charge(ledger, "job", number, "patient")
     return store
-
-
-def charge(number: int) -> tuple[ReleaseKey, str, Release]:
-    event = ReleaseEvent(f"round {number}", 1.0, 2.0, 3, "patient", "add-remove", PATIENT_CLAIM)
-    values = np.full(3, number, np.float32)
-    return ReleaseKey("f" * 64, "job", number, "asked"), "terms", Release((values,), (event,))
 
 
 def in_ledger(use: Callable[[Ledger], object]) -> Callable[[Path], object]:
@@ -104,7 +98,7 @@ LEDGER_USES = (
     lambda ledger: (ledger.head(), ledger.verify()),
     lambda ledger: (ledger.events(), ledger.rows()),
     lambda ledger: ledger.release_of("job", 2),
-    lambda ledger: (ledger.events("job"), ledger.charge(*charge(4), ledger.head())),
+    lambda ledger: (ledger.events("job"), charge(ledger, "job", 4, "patient")),
 )
 
 

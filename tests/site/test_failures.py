@@ -14,13 +14,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
@@ -32,6 +31,7 @@ from dpfact_flower.site.store import close_jobs
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
 from tests.crash import WRITES, failing_at, files_up_to
+from tests.ledgers import charge
 from tests.patience import Clock
 from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
 
@@ -102,11 +102,9 @@ def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, numbe
 
 @pytest.mark.parametrize("values", [1, 1000, 50_000])
 def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
-    event = ReleaseEvent("start", 1.0, 7.0, values, "patient", "add-remove", PATIENT_CLAIM)
     with Ledger(tmp_path, create=True) as ledger:
         before = (tmp_path / LEDGER).stat().st_size
-        key = ReleaseKey("f" * 64, "job", 1, "asked")
-        ledger.charge(key, "", replay([np.zeros(values, np.float32)], [event]), ledger.head())
+        charge(ledger, "job", 1, "patient", values=values)
         grown = (tmp_path / LEDGER).stat().st_size - before
     assert grown < bytes_needed(values) - 2**17  # the journal uses the other half
 

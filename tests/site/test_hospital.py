@@ -3,18 +3,18 @@
 import os
 from datetime import datetime
 
-import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError, StateError
-from dpfact_flower.privacy import account, release_unprotected
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
+from dpfact_flower.privacy import account
+from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.site.hospital import (
     ANSWERING,
     answering_seconds,
     read_site_settings,
     site_metrics,
 )
+from tests.ledgers import charge
 from tests.site.federation import go_to, make_client, make_server, make_settings, rows_of
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "/d/state"\nmax-epsilon = 4.0\n'
@@ -62,8 +62,7 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
         assert (values["releases"], values["failed_attempts"]) == (2, 3)
         assert values["answering_seconds"] > values["last_charge"]  # since 1970
     with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
-        key = ReleaseKey("0" * 64, "open", 1, "0" * 64)
-        ledger.charge(key, "", release_unprotected([np.ones(2, np.float32)]), ledger.head())
+        charge(ledger, "open", 1)
     limits = {"max_epsilon": 4.0, "max_epsilon_alone": 9.0}
     values = site_metrics(make_settings(tmp_path, site="site-1", **limits))
     assert values["epsilon_spent"] == spent

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
-from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
+from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore, has_jobs
 from dpfact_flower.tensor import SquaredError
 from tests.bits import assert_bits
+from tests.ledgers import charge
 
 FINGERPRINT = "f" * 64
 NOTICE = "NOT-TO-BE-SHARED.txt"
@@ -96,11 +96,9 @@ def test_whether_there_was_ever_a_job_shows_in_the_folder(store, tmp_path):
 
 def test_a_ledger_that_is_gone_shows_where_its_jobs_are_deleted(tmp_path):
     """Unused job folders may be deleted, but this does not restore the budget."""
-    event = ReleaseEvent("start", 1.0, 900.0, 3, "patient", "add-remove", PATIENT_CLAIM)
     folder = tmp_path / "north"
     with Ledger(folder, create=True) as ledger:
-        key, release = ReleaseKey("f" * 64, "job", 1, "?"), replay([np.zeros(3, "f4")], [event])
-        ledger.charge(key, "terms", release, ledger.head())
+        charge(ledger, "job", 1, "patient")
     ledger.path.unlink()
     assert has_jobs(folder)
     for left in folder.iterdir():

@@ -9,7 +9,8 @@ import pytest
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, noted_head, restore
 from dpfact_flower.privacy.ledger.file import open_ledger
-from tests.cli.test_privacy import charge, ledger_text
+from tests.cli.test_privacy import ledger_text
+from tests.ledgers import charge
 
 
 def filled(folder: Path, count: int) -> Path:
