@@ -350,18 +350,6 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     assert "set state-dir to the folder above it; otherwise, move" in log
 
 
-def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
-    server = make_server(data, replace(PLANNED, noise_seed=7))
-    assert "noise-seed" in refusal(make_client(data, tmp_path), server.request(1), caplog)[1]
-    sent = []
-    for name in "ab":
-        player = make_client(data, tmp_path / name, simulation=True)
-        sent.append(bits(ask(player, server.request(1))[0]))
-        (row,) = rows_of(tmp_path / name)
-        assert all(event.seeded for event in row.events)
-    assert sent[0] == sent[1]
-
-
 @pytest.mark.parametrize(("where", "name"), [(admission, "check_attempts"), (answer, "compute")])
 def test_without_a_lock_two_jobs_do_not_share_one_budget(
     data, tmp_path, caplog, monkeypatch, where, name

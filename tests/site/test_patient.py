@@ -103,7 +103,9 @@ def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
         planned = plan(data, privacy).release_of(number)
         exact = work.bounded(data, planned, Kept())
         again = make_round(data, request, site=site, simulation=True)
-        sent = work.run(data, Kept()).release.arrays[0]
+        release = work.run(data, Kept()).release
+        assert [event.seeded for event in release.events] == [True]
+        (sent,) = release.arrays
         assert sent.tobytes() == again.run(data, Kept()).release.arrays[0].tobytes()
         drawn[number, site, seed] = sent - (exact.total * exact.grid)
     first = drawn.pop((2, "a", 3))
