@@ -65,18 +65,6 @@ def go_to(server: Coordinator, last: int) -> Coordinator:
     return server
 
 
-def test_a_run_is_codes_start_refinement_and_the_end():
-    rule = make_rule()
-    assert rule.rounds == 1 + 1 + 2 * 2 + 1
-    refined = [("refine", 0, 6 * 4 + 10), ("refine", 1, 8 * 4 + 10)]
-    expected = [("codes", None, 21), ("start", None, 14 * 13 // 2), *refined, *refined]
-    assert [(r.kind, r.mode, r.count) for r in rule.plan.releases] == expected
-    for number, (_, _, count) in enumerate(expected, start=1):
-        assert rule.reply_shapes(number) == [(count,)]
-    assert rule.reply_shapes(7) == []
-    assert rule.planned_events(7) == ()
-
-
 def test_what_was_left_open_is_planned_and_sent():
     server = make(privacy=OPEN)
     asked = server.request(1).privacy
