@@ -217,15 +217,6 @@ def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
     assert len(rows_of(tmp_path)) == 1
 
 
-def test_a_ledger_that_is_gone_is_not_made_anew(data, tmp_path, caplog):
-    """In patient mode, only the ledger exists before the last round."""
-    client, server = make_client(data, tmp_path), make_server(data)
-    go_to(client, server, 2)
-    (tmp_path / "state" / "site-1" / LEDGER).unlink()
-    assert refusal(client, server.request(3), caplog)[0] == "state"
-    assert refusal(client, make_server(data, job="other").request(1), caplog)[0] == "state"
-
-
 # --- refused requests
 
 
