@@ -63,18 +63,12 @@ def test_the_budget_is_divided_as_asked():
     assert sum(rhos) == pytest.approx(total, rel=1e-14)
 
 
-def test_noise_is_sensitivity_over_root_two_rho():
-    for release in plan(bound=0.3, codes="100x150").releases:
-        assert release.sensitivity == (0.3 if release.kind == "refine" else 1.0)
-        expected = release.sensitivity / math.sqrt(2 * release.rho)
-        assert release.sigma == pytest.approx(expected, rel=1e-14)
-
-
 def test_schedule_of_a_run():
-    made = plan(start_share=0.5, refine_rounds=2, codes="100x150")
+    made = plan(start_share=0.5, refine_rounds=2, bound=0.3, codes="100x150")
     refine = [("refine", 0), ("refine", 1)]
     assert kinds(made) == [("codes", None), ("start", None), *refine, *refine]
     assert [r.round for r in made.releases] == [1, 2, 3, 4, 5, 6]
+    assert [r.sensitivity for r in made.releases] == [1.0, 1.0, *[0.3] * 4]
     assert made.rounds == 7
     assert made.release_of(7) is None
     assert made.release_of(0) is None
