@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpfact_flower.privacy import account
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.paper import paper_rho
 from dpfact_flower.server.elastic import ElasticRule, elastic_average
 from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
@@ -61,15 +59,6 @@ def test_a_step_that_many_sites_make_unstable_shrinks():
     before, given = rule.factors, [initial_factors(SHAPE, 3, seed) for seed in range(3, 7)]
     rule.update(1, [SiteReply(site, each) for site, each in zip("abcd", given, strict=True)])
     assert_bits(rule.factors, elastic_average(before, given, 1 / 4))
-
-
-def test_a_papers_run_costs_what_its_rounds_were_planned_for():
-    rule = make("paper")
-    events = [event for number in range(1, 7) for event in rule.planned_events(number)]
-    assert len(events) == 12
-    assert [event.rho for event in events] == pytest.approx([paper_rho(PAPER, 6, 2)] * 12)
-    assert account(events, PAPER.delta).headline.epsilon == pytest.approx(1.2)
-    assert [e.name for e in rule.planned_events(3)] == ["round 3, mode 1", "round 3, mode 2"]
 
 
 def test_the_totals_of_slots_are_as_precise_as_a_sites_release():
