@@ -23,7 +23,8 @@ def charge(
         for place, unit in enumerate(units)
     )  # fmt: skip
     release = Release((np.full(values, SECRET, np.float32),), events)
-    ledger.charge(ReleaseKey("f" * 64, job, number, "asked"), "terms", release, None)
+    key = ReleaseKey("f" * 64, job, number, "asked")
+    ledger.charge(key, "terms", release, ledger.head())
 
 
 def rows_in(folder: Path) -> tuple[LedgerRow, ...]:

@@ -30,6 +30,11 @@ def note_of(folder: Path) -> Path:
     return folder / f"{LEDGER}-head"
 
 
+def head_of(folder: Path) -> Head:
+    with Ledger(folder, create=False) as ledger:
+        return ledger.head()
+
+
 @pytest.mark.parametrize("other", ["an older copy", "one cut off", "a new one", "as long a one"])
 def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
     """Its budget would be the budget at the time of the copy."""
@@ -85,7 +90,7 @@ def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tm
     assert "OK: 4 rows" in ledger_text("verify", tmp_path / "copy", "--noted", noted)
     shutil.rmtree(site)
     assert "OK: 4 rows" in ledger_text("restore", tmp_path / "copy", site, "--noted", noted)
-    assert str(Head.of(rows_in(site))) == noted
+    assert str(head_of(site)) == noted
     with Ledger(site, create=False) as ledger:
         charge(ledger, "job", 5, "patient")
         assert ledger.verify() == []
@@ -95,7 +100,7 @@ def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path):
     back_up(site, tmp_path / "copy")
     with Ledger(site, create=True) as ledger:
         charge(ledger, "job", 5, "patient")
-    last = Head.of(rows_in(site))
+    last = head_of(site)
     shutil.rmtree(site)
     with pytest.raises(StateError, match="5"):
         restore(tmp_path / "copy", site, last)
