@@ -10,7 +10,6 @@ from scipy import stats
 
 from dpfact_flower.privacy import (
     PATIENT_CLAIM,
-    SEEDED_CLAIM,
     Noise,
     Release,
     ReleaseEvent,
@@ -25,7 +24,6 @@ from dpfact_flower.privacy.patient.statistics import (
     cooccurrence,
     refinement,
 )
-from dpfact_flower.privacy.release import claim_of
 from dpfact_flower.tensor import SparseTensor
 
 ALPHA = 1e-6
@@ -78,14 +76,7 @@ def test_the_event_says_what_the_sum_says():
     sent = release(bounded(45, sensitivity=0.25, sigma=2.0), Noise.from_os(), name=NAME)
     expected = ReleaseEvent(NAME, 0.25, 2.0, 45, "patient", "add-remove", PATIENT_CLAIM)
     assert sent.events == (expected,)
-    assert claim_of(sent.events) == PATIENT_CLAIM
     assert expected.rho == pytest.approx(0.25**2 / (2 * 2.0**2))
-
-
-def test_a_seed_voids_the_claim():
-    sent = release(bounded(9), Noise.from_seed(3), name=NAME)
-    assert [event.seeded for event in sent.events] == [True]
-    assert claim_of(sent.events) == f"{SEEDED_CLAIM} ({PATIENT_CLAIM})"
 
 
 def test_the_cost_does_not_depend_on_the_patients():
