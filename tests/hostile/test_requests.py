@@ -1,6 +1,5 @@
 """Requests that no honest server sends, to the site and through the ClientApp."""
 
-import re
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -10,7 +9,6 @@ from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower import errors
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import open_site
@@ -21,6 +19,8 @@ from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import SiteReply
 from tests.hostile.strategies import ODD, damaged, odd_array
 from tests.hostile.watch import SIZES, Watch, canary_site, check_sent, check_text
+from tests.site.federation import LEAVES
+from tests.wire.test_protocol import FAMILY
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,7 @@ PRIVACIES = (
     PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1, codes="3x4"),
     PrivacySettings(privacy="none"),
 )
-LEAVES = re.compile(r"dpfact:([a-z-]+) \(details are in the site's own log\)")
-CODES_KNOWN = {
-    kind.code for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.DPFactError)
-} - {"internal"}  # fmt: skip
+CODES_KNOWN = {kind.code for kind in FAMILY} - {"internal"}
 RUNS = 12
 """Number of honest runs within the site's cap. A ledger that only grows would slow the test."""
 ODDITIES = ODD | st.sampled_from((
