@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
-from dpfact_flower.errors import DPFactError, StateError, shown
+from dpfact_flower.errors import DPFactError, StateError, naming, shown
 from dpfact_flower.machine import files
 from dpfact_flower.machine.flower import CLOCK_SECONDS, KNOWN, refuse_unknown_version
 from dpfact_flower.machine.parsed import load_npz
@@ -32,6 +32,7 @@ from dpfact_flower.site.lockout import check_attempts, check_no_note
 from dpfact_flower.site.resources import largest_run
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
+from dpfact_flower.tensor.sparse import checked_shape
 
 FLOWERS_OWN = (
     "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
@@ -133,6 +134,7 @@ def _settings(machine: Machine) -> None:
 
 def _data_file(machine: Machine) -> None:
     hospital.check_data_site(open_site(machine.data).name, machine.settings)
+    _n_patients(machine)
 
 
 def _two_users(machine: Machine) -> Iterator[str]:
@@ -165,10 +167,16 @@ def _reply_time(machine: Machine) -> Iterator[str]:
 def _delta(machine: Machine) -> Iterator[str]:
     patients = 0
     with suppress(DPFactError):  # another check reports faults in the data file
-        patients = int(load_npz(machine.data, ("shape",), others=False)["shape"][0])
+        patients = _n_patients(machine)
     warning = delta_warning(machine.settings.budget_delta, patients)
     if warning and machine.settings.max_epsilon:
         yield f"budget-{warning} in {machine.config}, and for the centre's runs"
+
+
+def _n_patients(machine: Machine) -> int:
+    shape = load_npz(machine.data, ("shape",), others=False)["shape"]
+    with naming(machine.data):
+        return checked_shape(shape)[0]
 
 
 def _ledger(machine: Machine) -> list[str]:

@@ -44,7 +44,7 @@ class SparseTensor:
         Duplicates are summed, and explicit zeros are dropped. If the input is invalid, the error
         states the violated rule and the first invalid position.
         """
-        size = _checked_shape(shape)
+        size = checked_shape(shape)
         index = _checked_indices(indices, size)
         value = _checked_values(values, len(index))
         return cls(*_sorted_and_summed(index, value), size)
@@ -300,7 +300,8 @@ def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
         )
 
 
-def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def checked_shape(shape: ArrayLike) -> tuple[int, ...]:
+    """Return a tensor's shape as integers. Refuse a shape that no tensor can have."""
     size = _as_array("shape", shape)
     if (
         size.ndim != 1

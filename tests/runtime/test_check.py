@@ -13,6 +13,7 @@ from threading import Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from dpfact_flower.machine.files import user_name
@@ -30,6 +31,7 @@ from tests.runtime.certificates import make_certificates
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
 TWO_USERS = "the key and the data belong to different users"
 PROGRAM = "the units' users can run the program"
+DATA = "the data file can be read and belongs to this site"
 NETWORK = "the executor has no network"
 OWNERS = "only their owners have access to the data, the state folder and the key"
 CODE = "no other user can change the settings, the installation or the machine code"
@@ -282,8 +284,16 @@ def test_settings_data_and_ledger_are_looked_at_before_a_run_needs_them(place):
     config.write_text(text.replace("max-epsilon = 4.0", "max-epsilon = 0.0"))
     assert "max-epsilon" in faults(place)["the settings are complete"][0]
     config.write_text(text)
-    (place / "site" / "north.npz").write_bytes(b"")
-    assert faults(place).keys() == {"the data file can be read and belongs to this site"}
+    data = place / "site" / "north.npz"
+    with np.load(data) as saved:
+        arrays = dict(saved)
+    for shape in (40, [], "40 patients", [np.nan, 9, 12], [[40, 9, 12]], [-1, 9, 12]):
+        np.savez(data, **{**arrays, "shape": shape})
+        ((title, (fault,)),) = faults(place).items()
+        assert title == DATA
+        assert fault.startswith(f"{data}: shape: need at least 2 modes (patients and one feature)")
+    data.write_bytes(b"")
+    assert faults(place).keys() == {DATA}
 
 
 def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
