@@ -1,6 +1,6 @@
 """The executor fetches a message, lets a process answer it, and sends the reply.
 
-In `test_killed`, the system kills an answering process in a deployment.
+In `test_kill`, the system kills an answering process in a deployment.
 """
 
 import sys
