@@ -85,14 +85,15 @@ def check_choices(settings: SiteSettings) -> None:
             f"state-dir: must be an absolute path, or the record of releases would depend on where "
             f"the process was started; got {settings.state_dir!r}"
         )
-    noisy = settings.allow_privacy != "none"
+    modes = set(settings.allow_privacy.split(","))
+    noisy = modes != {"none"}
     if noisy != (settings.max_epsilon > 0):
         raise SettingsError(
             "max-epsilon: must be above 0 where allow-privacy names a mode with noise, and 0 where "
             f"it is 'none', which no epsilon bounds; got {settings.max_epsilon:g} with "
             f"{settings.allow_privacy!r}"
         )
-    if noisy and "none" in settings.allow_privacy.split(","):
+    if noisy and "none" in modes:
         raise SettingsError("allow-privacy: 'none' with a noisy mode would void max-epsilon")
 
 
