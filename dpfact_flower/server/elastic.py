@@ -137,7 +137,9 @@ class ElasticRule(ServerRule):
             if stale:
                 weights *= np.array(shares)[:, np.newaxis]
                 weights /= weights.sum(axis=0)
-            self.factors = weighted_mean(arrays, weights)
+            modes = zip(*arrays, strict=True)
+            means = (sum(f * w for f, w in zip(each, weights, strict=True)) for each in modes)
+            self.factors = tuple(mean.astype(np.float32) for mean in means)
             return
         # Limit the step to a stable value, because sites may have joined after the first round.
         step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
@@ -248,10 +250,3 @@ def elastic_average(
             pull += count * np.subtract(reply[mode], anchor, dtype=np.float64)
         moved.append((anchor + step * pull).astype(np.float32))
     return tuple(moved)
-
-
-def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
-    """Return the weighted mean of the sites' factors. Each column of `weights` adds up to 1."""
-    modes = zip(*replies, strict=True)
-    totals = (sum(f * w for f, w in zip(factors, weights, strict=True)) for factors in modes)
-    return tuple(total.astype(np.float32) for total in totals)
