@@ -20,10 +20,11 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, durable: bool = True, once: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file that is renamed to `path` on success, so `path` is never incomplete.
 
-    If `durable` is true, the file survives a power failure.
+    If `durable` is true, the file survives a power failure. If `once` is true, an existing `path`
+    is kept.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))
@@ -36,29 +37,23 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             file.flush()
             if durable:
                 os.fsync(handle)
-        os.replace(temporary, path)
+        if once:
+            # The file is linked, not renamed, because another process may have created `path`
+            # meanwhile and may then have removed our temporary file as a leftover.
+            with suppress(FileExistsError, FileNotFoundError):
+                os.link(temporary, path)
+        else:
+            os.replace(temporary, path)
         if durable:
             _sync_folder(path.parent)
-    except BaseException:
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def create_once(path: Path, content: bytes) -> None:
     """Atomically and durably create `path`, accessible only to its owner, unless `path` exists."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        # The file is linked, not renamed, because another process may have created `path` meanwhile
-        # and may then have removed our temporary file as a leftover.
-        with suppress(FileExistsError, FileNotFoundError):
-            os.link(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    with replacing(path, once=True) as file:
+        file.write(content)
     for leftover in path.parent.glob(f".{path.name}.*"):  # left by a killed process
         leftover.unlink(missing_ok=True)
 
