@@ -18,6 +18,7 @@ import pytest
 from flwr.app import Error, Message
 
 from dpfact_flower import secure_rounds
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DPFactError
@@ -25,7 +26,7 @@ from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.privacy import Share
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime import grid as grids
-from dpfact_flower.runtime.serve import _sites_app
+from dpfact_flower.runtime.serve import _app_of
 from dpfact_flower.server import secure
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import CHECKPOINT, read_history
@@ -60,7 +61,7 @@ class Watched:
     def answer(self, site: str, message: Message) -> Message:
         """Return the answer of a new process of a site, which must agree with earlier answers."""
         settings = SiteSettings(state_dir=str(self.folder), allow_privacy="patient")
-        app = _sites_app([self.data[site]], settings, simulation=True)
+        app = _app_of([DPFactClient(self.data[site], settings, simulation=True)])
         reply = app(message, grids.Context(1, 1, {"partition-id": 0}, grids.RecordDict(), {}))
         self.watch(site, message, reply)
         return reply

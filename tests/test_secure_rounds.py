@@ -4,14 +4,12 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 from flwr.app import Error, Message
-from flwr.clientapp import ClientApp
 
-from dpfact_flower.client_app import DPFactClient, RoundRefusedError, client_reply
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.collect import MOST_ASKED
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
@@ -24,7 +22,7 @@ from dpfact_flower.privacy.secure_sum.keys import (
     read_signing_key,
 )
 from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.runtime.serve import _sites_app
+from dpfact_flower.runtime.serve import _app_of
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
@@ -95,8 +93,8 @@ def sites(number: int = 7) -> list[SiteData]:
 
 def simulated(tmp_path, number: int = 7, lost=()) -> Lossy:
     settings = SiteSettings(state_dir=str(tmp_path / "state"), allow_privacy="none,paper,patient")
-    app = _sites_app(sites(number), settings, simulation=True)
-    return Lossy(app, NAMES[:number], lost)
+    clients = [DPFactClient(s, settings, simulation=True, beside=NAMES) for s in sites(number)]
+    return Lossy(_app_of(clients), NAMES[:number], lost)
 
 
 def strategy(privacy=PRIVACY, *, number: int = 7, **options) -> DPFact:
@@ -351,15 +349,7 @@ def real_settings(tmp_path, name: str, **changed) -> SiteSettings:
 
 
 def grid_of(clients) -> Lossy:
-    app = ClientApp()
-
-    def reply(message, context, charged):
-        client = clients[int(context.node_config["partition-id"])]
-        return client_reply(message, client, charged=charged)
-
-    app.train()(partial(reply, charged=True))
-    app.query()(partial(reply, charged=False))
-    return Lossy(app, NAMES[: len(clients)])
+    return Lossy(_app_of(clients), NAMES[: len(clients)])
 
 
 REAL = replace(PRIVACY, noise_seed=-1)

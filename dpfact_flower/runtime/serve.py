@@ -121,10 +121,12 @@ def federate_cohort(
     """
     use_flower_handler()
     settings = own or simulated_settings(config.app.sites_folder)
-    nodes: list[dict[str, Scalar]] = [
-        {"partition-id": n, "site": site.name} for n, site in enumerate(cohort.sites)
+    names = [site.name for site in cohort.sites]
+    clients = [
+        DPFactClient(site, settings, simulation=own is None, beside=names) for site in cohort.sites
     ]
-    grid = InProcessGrid(_sites_app(cohort.sites, settings, simulation=own is None), nodes)
+    nodes: list[dict[str, Scalar]] = [{"partition-id": n, "site": s} for n, s in enumerate(names)]
+    grid = InProcessGrid(_app_of(clients), nodes)
     with _reasons_shown():
         return serve(
             grid, config, cohort=cohort, durable=own is not None, measured=measured,
@@ -232,10 +234,8 @@ def _reasons_shown() -> Iterator[None]:
         disclosure_logger.removeHandler(refusals)
 
 
-def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """Return a ClientApp for sites in memory. A node's `partition-id` selects its site."""
-    beside = frozenset(site.name for site in sites)
-    clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
+def _app_of(clients: Sequence[DPFactClient]) -> ClientApp:
+    """Return a ClientApp for sites in this process. A node's `partition-id` selects its client."""
     app = ClientApp()
 
     def reply(message: Message, context: Context, *, charged: bool) -> Message:
