@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.estimation import certainty, surrogate_fit
 from dpfact_flower.evaluation import prediction
@@ -158,6 +159,15 @@ def vocabularies() -> tuple[Vocabulary, ...]:
 def cohort() -> Cohort:
     """The small cohort of the whole session, which no test may change."""
     return make_cohort()
+
+
+@pytest.fixture(scope="session")
+def planted() -> Cohort:
+    """Two sites with four planted phenotypes, which no test may change."""
+    return synthetic(
+        preset("demo", patients=400, phenotypes=4, shares="0.7,0.3", local=0.0,
+               modes="procedures:20:3,diagnoses:30:3")
+    )  # fmt: skip
 
 
 @pytest.fixture

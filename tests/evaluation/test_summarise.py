@@ -21,14 +21,6 @@ from tests.commands import dpfact
 from tests.server.test_on_arrival import SHAPE, SOLVER, close, reply, run_settings
 
 
-@pytest.fixture(scope="module")
-def planted():
-    return synthetic(
-        preset("demo", patients=300, phenotypes=3, shares="0.6,0.4", local=0.0,
-               modes="procedures:20:3,diagnoses:25:3")
-    )  # fmt: skip
-
-
 def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, monkeypatch):
     """Each site contributes its share of patients, who keep their own labels and scores."""
     marks = [np.bincount(s.tensor.indices[:, 0], minlength=len(s))[:, None] for s in cohort.sites]
@@ -92,9 +84,9 @@ def test_the_shared_fit_is_that_of_patients_refitted_to_the_shared_factors(plant
     truth = tuple(factor.astype(np.float32) for factor in planted.truth.factors)
     error = shared_error(tensors, truth)
     for tensor in tensors:  # no other patients give a smaller error: here zeros and a random draw
-        zero = np.zeros((tensor.n_patients, 3), np.float32)
+        zero = np.zeros((tensor.n_patients, 4), np.float32)
         assert CPModel((zero, *truth)).squared_error(tensor).fit == pytest.approx(0)
-    random = shared_error(tensors, initial_factors(tensors[0].feature_shape, 3, 0))
+    random = shared_error(tensors, initial_factors(tensors[0].feature_shape, 4, 0))
     frequencies = shared_error(tensors, code_frequencies(tensors))
     assert error.fit > 2 * frequencies.fit > 0
     assert error.data == pytest.approx(sum(t.norm_squared() for t in tensors))

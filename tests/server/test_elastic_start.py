@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.estimation import codes
 from dpfact_flower.server import elastic
@@ -21,14 +20,6 @@ from tests.bits import assert_bits
 NONE = PrivacySettings(privacy="none")
 PAPER = PrivacySettings(privacy="paper")
 SIZES, NAMES = (20, 30), ["site-1", "site-2"]
-
-
-@pytest.fixture(scope="module")
-def planted():
-    return synthetic(
-        preset("demo", patients=400, phenotypes=4, shares="0.7,0.3", local=0.0,
-               modes="procedures:20:3,diagnoses:30:3")
-    )  # fmt: skip
 
 
 def make(rounds=3, **solver) -> Coordinator:
