@@ -8,10 +8,12 @@ model may see the survey.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 from scipy.stats import binomtest
 from sklearn.metrics import cohen_kappa_score
 
@@ -79,6 +81,8 @@ class Answers:
             own = [right[n] for n in right if self.items[n].kind == kind]
             if own:
                 parts.append(f"{sum(own)} of {len(own)} {words}")
+        if blank := len(self.items) - count:
+            parts.append(f"{blank} unanswered")
         return (
             f"{self.name}: {hits} of {count} right, {100 * hits / count:.0f} % (95 % interval "
             f"{100 * low:.0f} to {100 * high:.0f} %; guessing 50 %); kappa "
@@ -152,56 +156,66 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
     if len(lists) < FEWEST:
         raise DataError(f"survey: needs {FEWEST} phenotypes with codes, not {len(lists)}")
     numbers = rng.permutation([*lists])[:most].tolist()
+    own = {
+        n: {mode: codes[:LEADING_CODES] for mode, codes in of.items()} for n, of in lists.items()
+    }
     made = len(numbers) // 2
     # In a mode with few codes, all phenotypes have the same leading codes.
-    mode = next((v.name for v in reversed(model.vocabularies) if len(v) > LEADING_CODES), "")
-    mixed = made // 2 if len(model.modes) > 1 and mode else 0  # else, all codes would be real
-    exchanged = _exchanged_lists(lists, mode, numbers[:mixed])
+    modes = [v.name for v in reversed(model.vocabularies) if len(v) > LEADING_CODES]
+    turns = ((numbers * 2)[turn : turn + made // 2] for turn in range(len(numbers)))
+    tried = (_exchanged_lists(own, mode, turn) for turn, mode in product(turns, modes))
+    exchanged = max(tried, key=len, default=[])
     changed = {item.phenotype for item in exchanged}
+    numbers.sort(key=lambda number: number not in changed)
     items = [
         *exchanged,
-        *(_exchanged_code(lists, n, rng) for n in numbers[:made] if n not in changed),
-        *(Item(number, "real", None, _leading(lists[number])) for number in numbers[made:]),
+        *(_exchanged_code(lists, own, n, rng) for n in numbers[:made] if n not in changed),
+        *(Item(number, "real", None, {**own[number]}) for number in numbers[made:]),
     ]
     return tuple(items[place] for place in rng.permutation(len(items)))
 
 
-def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
-    return {mode: codes[:LEADING_CODES] for mode, codes in by_mode.items()}
+def _alike(one: Codes, two: Codes) -> bool:
+    """Return whether two lists share more than a fifth of the shorter list's codes."""
+    return LEADING_CODES * len({*one} & {*two}) > min(len(one), len(two))
 
 
-def _exchanged_lists(lists: Lists, mode: str, numbers: Sequence[int]) -> list[Item]:
-    """Replace each phenotype's codes in one mode with other codes, from a dissimilar phenotype."""
-    own = {number: _leading(lists[number]) for number in numbers}
+def _exchanged_lists(own: Lists, mode: str, numbers: Sequence[int]) -> list[Item]:
+    """Exchange lists of one mode between phenotypes, unless the result resembles a phenotype."""
 
-    def partners(shift: int) -> list[tuple[int, int]]:
-        return [(n, numbers[(at + shift) % len(numbers)]) for at, n in enumerate(numbers)]
+    def made(number: int, other: int) -> dict[str, Codes]:
+        return {**own[number], mode: own[other][mode]}
 
-    def in_common(shift: int) -> int:
-        return sum(len({*own[a][mode]} & {*own[b][mode]}) for a, b in partners(shift))
+    def cost(number: int, other: int) -> float:
+        item = made(number, other)
+        is_real = any(all(_alike(item[m], real[m]) for m in item) for real in own.values())
+        return 1.0 if number == other else np.inf if is_real else 0.0  # 1: keeps its own list
 
-    best = min(range(1, len(numbers)), key=in_common, default=0)
-    return [
-        Item(number, "other mode", other, own[number] | {mode: own[other][mode]})
-        for number, other in partners(best)
-        if {*own[number][mode]} != {*own[other][mode]}
-    ]
+    _, places = linear_sum_assignment([[cost(a, b) for b in numbers] for a in numbers])
+    pairs = ((n, numbers[at]) for n, at in zip(numbers, places.tolist(), strict=True))
+    return [Item(n, "other mode", other, made(n, other)) for n, other in pairs if n != other]
 
 
-def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code of phenotype `number` with a leading code of another phenotype."""
-    own = _leading(lists[number])
+def _exchanged_code(lists: Lists, own: Lists, number: int, rng: np.random.Generator) -> Item:
+    """Replace a leading code of `number` with a code that leads only dissimilar phenotypes."""
+    mine, every = own[number], lists[number]
+    near = {
+        mode: {*every[mode][: len(every[mode]) // 2]}.union(
+            *(theirs[mode] for theirs in own.values() if _alike(theirs[mode], codes))
+        )
+        for mode, codes in mine.items()
+    }
     choices = [
         (mode, other, code)
-        for mode, codes in own.items()
+        for mode, codes in mine.items()
         if len(codes) > 1
-        for other, theirs in lists.items()
-        for code in theirs[mode][:LEADING_CODES]
-        if code not in lists[number][mode][: max(LEADING_CODES, len(lists[number][mode]) // 2)]
+        for other, theirs in own.items()
+        for code in theirs[mode]
+        if code not in near[mode]
     ]
     if not choices:
         raise DataError("survey: the phenotypes have too few codes of their own to exchange one")
     mode, other, code = choices[rng.integers(len(choices))]
-    place = int(rng.integers(len(own[mode])))
-    changed = (*own[mode][:place], code, *own[mode][place + 1 :])
-    return Item(number, "other code", other, own | {mode: changed})
+    place = int(rng.integers(len(mine[mode])))
+    changed = (*mine[mode][:place], code, *mine[mode][place + 1 :])
+    return Item(number, "other code", other, {**mine, mode: changed})

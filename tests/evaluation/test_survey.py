@@ -3,8 +3,9 @@
 import csv
 import json
 import stat
-from itertools import combinations
+from itertools import combinations, product
 
+import numpy as np
 import pytest
 
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -91,7 +92,7 @@ def test_made_up_lists_are_two_phenotypes_in_one_and_no_list_stands_twice(run, s
 
 def test_lists_are_exchanged_only_beside_others_and_in_a_long_mode(run, tmp_path):
     factors, lists = read_model(run)
-    for few, exchanged in ("FM", "diagnoses"), ("ABCDEF", "x"):
+    for few in "FM", "ABCDEF":  # of six codes, any two lists share four
         (folder := tmp_path / few).mkdir()
         write_model(run, (*factors, factors[0][: len(few)] + 1), (*lists, Vocabulary("x", [*few])))
         sheet, own = write_survey(run, folder / "survey", seed=1), leading(run)
@@ -101,7 +102,7 @@ def test_lists_are_exchanged_only_beside_others_and_in_a_long_mode(run, tmp_path
             real, shown = own[item["phenotype"]], codes(item)
             others = [mode for mode in real if {*shown[mode]} != {*real[mode]}]
             assert len(others) == (item["kind"] != "real")
-            assert item["kind"] != "other mode" or others == [exchanged]
+            assert item["kind"] != "other mode" or others == ["diagnoses"]
     write_model(run, factors[:1], lists[:1])
     (tmp_path / "one").mkdir()
     kinds = [item["kind"] for item in key_of(write_survey(run, tmp_path / "one/survey", seed=1))]
@@ -122,6 +123,26 @@ def test_the_exchanged_code_leads_another_phenotype_and_is_far_down_in_its_own(r
             assert new in own[item["other"]][mode]
             order = [row.code for row in all_codes[item["phenotype"]][mode]]
             assert new not in order[: len(order) // 2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_made_up_pattern_looks_like_a_phenotype_of_the_model(run, tmp_path, seed):
+    factors, lists = read_model(run)
+    write_model(run, [np.tile(factor[:, :8], 3) for factor in factors], lists)
+    own = leading(run)
+
+    def alike(one, two, modes):
+        return all(len({*one[mode]} & {*two[mode]}) > 1 for mode in modes)
+
+    items = key_of(write_survey(run, tmp_path / "survey", seed=seed))
+    assert [truth(item) for item in items].count("made-up") == 10
+    for item, other in product(items, own.values()):
+        mine, shown = own[item["phenotype"]], codes(item)
+        if item["kind"] == "other mode":
+            assert not alike(shown, other, shown)
+        for mode in shown if item["kind"] == "other code" else ():
+            new = {*shown[mode]} - {*mine[mode]}
+            assert not (new & {*other[mode]} and alike(mine, other, [mode]))
 
 
 def test_the_page_shows_all_codes_and_nothing_of_which_are_real(sheet):
@@ -165,6 +186,7 @@ def test_an_item_without_an_answer_is_left_out(run, sheet):
     none = answered(sheet, "none.csv", lambda n, item: "")
     found = [str(answers) for answers in read_survey(run, key, [some, none])]
     assert found[0].startswith("some.csv: 8 of 8 right, 100 %")
+    assert found[0].endswith(", 12 unanswered")
     assert found[1] == "none.csv: no item is answered"
     same = answered(sheet, "same.csv", lambda n, item: "real" if item["kind"] == "real" else "")
     assert "kappa undefined" in str(read_survey(run, key, [same])[0])
