@@ -15,14 +15,15 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.model import GlobalModel
-from dpfact_flower.evaluation.page import belonging, figure, write_page
-from dpfact_flower.evaluation.prose import titles
+from dpfact_flower.evaluation.page import belonging, figure, outcome, write_page
+from dpfact_flower.evaluation.prose import stability, titles
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 from dpfact_flower.tensor.cp import Matrices, chance_cosines, match_columns
 
 _DIGITS = 6  # decimals of cosines, so that equal cosines compare as equal
+_MOST_PANELS = 3  # of the figure, side by side
 FAIR = 0.85
 """Cosine above which two columns count as similar (Lorenzo-Seva and ten Berge, 2006)."""
 
@@ -117,6 +118,7 @@ def _content(runs: Mapping[str, FinishedRun]) -> dict[str, Any]:
         "name": own,
         "first": first,
         "fair": FAIR,
+        "stability": stability,
         "columns": {name: columns(run) for name, run in runs.items()},
         "protection": {name: protection(run.summary) for name, run in runs.items()},
         "left_out": left_out,
@@ -132,13 +134,21 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
+    for name, run in runs.items():
+        areas = {key: each.overall.memberships for key, each in run.summary.predictions.items()}
+        values = {
+            f"AUC, {outcome(key)}": area.mean if area else None for key, area in areas.items()
+        }
+        if measured := run.summary.measured:
+            planted = {"match with planted phenotypes": measured.fms}
+            values = {"shared fit": measured.fit_shared} | planted | values
+        for title, value in values.items():
+            if value is not None:
+                found.setdefault(title, {})[name] = value
     panels = []
-    for title, of in plots.QUALITIES.items():
-        values = {n: value for n, run in runs.items() if (value := of(run.summary)) is not None}
-        if values:
-            found[title] = values
-            points = {name: (runs[name].summary.spent, value) for name, value in values.items()}
-            panels.append(partial(plots.tradeoff, title=title, runs=points))
+    for title, of_title in [*found.items()][:_MOST_PANELS]:
+        points = {name: (runs[name].summary.spent, value) for name, value in of_title.items()}
+        panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
     return found, picture
 

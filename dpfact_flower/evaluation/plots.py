@@ -132,14 +132,6 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     axes.set_xlabel("phenotype")
 
 
-QUALITIES: dict[str, Callable[[Summary], float | None]] = {
-    "shared fit": lambda s: s.measured.fit_shared if s.measured else None,
-    "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
-    "match with planted phenotypes": lambda s: s.measured.fms if s.measured else None,
-}
-"""Maps the title of each `tradeoff` figure to a function that returns a run's quality measure."""
-
-
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:
     """Plot a measure of quality against epsilon. Runs without noise appear as horizontal lines."""
     text: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}

@@ -86,12 +86,17 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     write_model(runs[2], factors, [Vocabulary("drugs", lists[0].codes), lists[1]])
     measured = replace(SIMULATED.measured, fit_shared=0.0)
     write_summary(runs[3], replace(SIMULATED, rank=5, measured=measured))
+    readmitted = {"readmitted": SIMULATED.predictions["died"]}
+    measured = replace(SIMULATED.measured, predictions=readmitted)
+    write_summary(runs[2], replace(SIMULATED, rank=5, measured=measured))
     out = tmp_path / "compare.html"
     printed = dpfact("compare", *runs, "--out", out)
     assert printed.count("| demo |") == 4
     assert re.findall(r"\| (\S+) \|.* which explain nothing \|", printed) == ["nothing"]
     page = " ".join(re.sub("<[^>]+>", " ", out.read_text("utf-8")).split())
     assert page.count("epsilon 4.000, proven: patient-level") == 4
+    heads = "run protection shared fit match with planted phenotypes AUC, death AUC, readmission"
+    assert heads in page
     assert "other-codes is left out: its kinds of codes are drugs, diagnoses" in page
     assert "nothing is left out: its phenotypes explain nothing" in page
     for number, title in titles(GlobalModel.read(runs[0])).items():
@@ -148,6 +153,9 @@ def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_p
     (found,) = replications(run, [other])
     assert [p.match for p in found.pairs] == pytest.approx([1.0] * 5)
     assert found.count == 0
+    assert (
+        write_comparison([run, other], run / "page.html").read_text().count(", unconfirmed ") == 5
+    )
     write_json(run / BESIDE, (found,))
     page = write_report(run).read_text()
     assert page.count("1.00†") == page.count(" Unconfirmed: ") == 5
