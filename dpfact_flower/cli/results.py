@@ -120,6 +120,8 @@ def _export_patients(model: GlobalModel, data: Path, out: Path) -> None:
     say(f"{out}: patients with at least one phenotype: {some:,} of {patients:,}")
     if without := sum(site.without for site in sites):
         say(f"patients who have no cell with the model's codes: {without:,}")
+    if outside := sum(site.outside for site in sites):
+        say(f"cells with a code outside the model's lists, left out: {outside:,}")
     if missing := max(site.missing for site in sites):
         say(f"codes of the model that are not in the data's lists: {missing:,}")
     say("This file is about individual patients. No privacy guarantee covers it: keep it here.")
@@ -135,9 +137,12 @@ def label(
     The command updates the report, and later exports contain the name. An empty name removes the
     earlier name. Names are saved in names.toml in the run folder.
     """
+    from dpfact_flower.evaluation.model import GlobalModel
     from dpfact_flower.evaluation.run_folder import Names, write_names
 
     write_names(run, Names({phenotype: name}))
+    if (same := [*GlobalModel.read(run).names.values()].count(name.strip())) > 1:
+        say(f"warning: {same} phenotypes are called {name.strip()}")
     _write_report_again(run)
 
 

@@ -67,7 +67,8 @@ class Memberships:
 
     `patients` lists the patients' identifiers or, if there are none, row numbers that start at 1.
     `scores` has shape (patients, phenotypes). `without` counts the patients who have none of the
-    model's codes. Their scores are 0. `missing` counts the model's codes that the site lacks.
+    model's codes. Their scores are 0. `missing` counts the model's codes that the site lacks, and
+    `outside` the site's cells with a code that the model lacks.
     """
 
     patients: tuple[str, ...]
@@ -75,6 +76,7 @@ class Memberships:
     scores: NDArray[np.float64]
     without: int
     missing: int
+    outside: int
 
     def __repr__(self) -> str:
         rows, columns = plural(len(self.patients), "patient"), plural(len(self.names), "phenotype")
@@ -197,6 +199,7 @@ class GlobalModel:
             scores(tensor, self.factors, nonnegative=self.nonnegative),
             tensor.n_patients - len(np.unique(tensor.indices[:, 0])),
             missing,
+            site.tensor.nnz - tensor.nnz,
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
