@@ -55,6 +55,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def _content(run: FinishedRun) -> dict[str, Any]:
     model, summary, records, table = run.model, run.summary, run.records, run.tables.table
+    usage = run.tables.usage
     phenotypes, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
     content, uninformative = cards(run), run.uninformative
     labels = list(dict.fromkeys(label for each in phenotypes for label in each.outcomes))
@@ -75,7 +76,11 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "replications": run.replications,
         "fair": FAIR,
         "table": table,
-        "off": run.tables.usage.switched_off if run.tables.usage else {},
+        "off": {  # without small sites, where no share is shown
+            site: numbers
+            for site, numbers in (usage.switched_off if usage else {}).items()
+            if not all(isinstance(each.by_site.get(site), str) for each in phenotypes)
+        },
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,

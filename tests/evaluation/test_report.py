@@ -364,6 +364,11 @@ def test_phenotypes_switched_off_are_marked(runs, run):
     assert "Sites whose own model does not use the pattern: south." in page.cards()[3]
     assert "Sites whose own" not in page.cards()[1]
     assert shares_by_site(page) == shares_by_site(before)  # patients may have it all the same
+    few = {"by_site": {"north": 0.5, "south": "<10"}}  # as of a site with fewer than ten patients
+    change(run / "phenotypes.json", lambda own: [p.update(few) for p in own["table"]["phenotypes"]])
+    page = Page(run)
+    assert page.rows_of("Sites")[2].endswith(" hidden")
+    assert "Sites whose own model does not use the pattern: north." in page.cards()[2]
 
 
 def test_auc_stands_beside_its_baselines_with_the_warning(runs):
