@@ -17,7 +17,7 @@ from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, outcome, write_page
 from dpfact_flower.evaluation.prose import stability, titles
-from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
+from dpfact_flower.evaluation.summary import AUC, Measured, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 from dpfact_flower.tensor.cp import Matrices, chance_cosines, match_columns
@@ -134,15 +134,8 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
-    for name, run in runs.items():
-        areas = {key: each.overall.memberships for key, each in run.summary.predictions.items()}
-        values = {
-            f"AUC, {outcome(key)}": area.mean if area else None for key, area in areas.items()
-        }
-        if measured := run.summary.measured:
-            planted = {"match with planted phenotypes": measured.fms}
-            values = {"shared fit": measured.fit_shared} | planted | values
-        for title, value in values.items():
+    for name, measured in ((name, run.summary.measured) for name, run in runs.items()):
+        for title, value in _measures(measured) if measured else ():
             if value is not None:
                 found.setdefault(title, {})[name] = value
     panels = []
@@ -151,6 +144,14 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
         panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
     return found, picture
+
+
+def _measures(measured: Measured) -> Iterator[tuple[str, float | None]]:
+    yield "shared fit", measured.fit_shared
+    yield "match with planted phenotypes", measured.fms
+    for label, prediction in measured.predictions.items():
+        area = prediction.overall.memberships
+        yield f"AUC, {outcome(label)}", area.mean if area else None
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:

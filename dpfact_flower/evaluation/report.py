@@ -55,10 +55,11 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def _content(run: FinishedRun) -> dict[str, Any]:
     model, summary, records, table = run.model, run.summary, run.records, run.tables.table
-    usage = run.tables.usage
     phenotypes, unit = table.phenotypes if table else (), f"{summary.row_unit}s"
     content, uninformative = cards(run), run.uninformative
     labels = list(dict.fromkeys(label for each in phenotypes for label in each.outcomes))
+    off = run.tables.usage.switched_off if run.tables.usage else {}
+    sites = {s for each in phenotypes for s, own in each.by_site.items() if isinstance(own, float)}
     shares = [share for each in phenotypes for share in (each.prevalence, *each.by_site.values())]
     systems = {
         v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
@@ -76,11 +77,7 @@ def _content(run: FinishedRun) -> dict[str, Any]:
         "replications": run.replications,
         "fair": FAIR,
         "table": table,
-        "off": {  # without small sites, where no share is shown
-            site: numbers
-            for site, numbers in (usage.switched_off if usage else {}).items()
-            if not all(isinstance(each.by_site.get(site), str) for each in phenotypes)
-        },
+        "off": {site: off[site] for site in off if site in sites},  # without small sites
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,

@@ -156,9 +156,7 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
     if len(lists) < FEWEST:
         raise DataError(f"survey: needs {FEWEST} phenotypes with codes, not {len(lists)}")
     numbers = rng.permutation([*lists])[:most].tolist()
-    own = {
-        n: {mode: codes[:LEADING_CODES] for mode, codes in of.items()} for n, of in lists.items()
-    }
+    own = {n: {m: codes[:LEADING_CODES] for m, codes in of.items()} for n, of in lists.items()}
     made = len(numbers) // 2
     # In a mode with few codes, all phenotypes have the same leading codes.
     modes = [v.name for v in reversed(model.vocabularies) if len(v) > LEADING_CODES]
@@ -182,36 +180,30 @@ def _alike(one: Codes, two: Codes) -> bool:
 
 def _exchanged_lists(own: Lists, mode: str, numbers: Sequence[int]) -> list[Item]:
     """Exchange lists of one mode between phenotypes, unless the result resembles a phenotype."""
+    made = {(a, b): {**own[a], mode: own[b][mode]} for a in numbers for b in numbers}
 
-    def made(number: int, other: int) -> dict[str, Codes]:
-        return {**own[number], mode: own[other][mode]}
-
-    def cost(number: int, other: int) -> float:
-        item = made(number, other)
+    def cost(a: int, b: int) -> float:
+        item = made[a, b]
         is_real = any(all(_alike(item[m], real[m]) for m in item) for real in own.values())
-        return 1.0 if number == other else np.inf if is_real else 0.0  # 1: keeps its own list
+        return 1.0 if a == b else np.inf if is_real else 0.0  # 1: `a` keeps its own list
 
     _, places = linear_sum_assignment([[cost(a, b) for b in numbers] for a in numbers])
-    pairs = ((n, numbers[at]) for n, at in zip(numbers, places.tolist(), strict=True))
-    return [Item(n, "other mode", other, made(n, other)) for n, other in pairs if n != other]
+    pairs = ((a, numbers[at]) for a, at in zip(numbers, places.tolist(), strict=True))
+    return [Item(a, "other mode", b, made[a, b]) for a, b in pairs if a != b]
 
 
 def _exchanged_code(lists: Lists, own: Lists, number: int, rng: np.random.Generator) -> Item:
     """Replace a leading code of `number` with a code that leads only dissimilar phenotypes."""
     mine, every = own[number], lists[number]
-    near = {
-        mode: {*every[mode][: len(every[mode]) // 2]}.union(
-            *(theirs[mode] for theirs in own.values() if _alike(theirs[mode], codes))
-        )
-        for mode, codes in mine.items()
-    }
+    both = [(theirs[mode], mine[mode]) for theirs in own.values() for mode in mine]
+    near = {code for one, two in both if _alike(one, two) for code in one}
     choices = [
         (mode, other, code)
         for mode, codes in mine.items()
         if len(codes) > 1
         for other, theirs in own.items()
         for code in theirs[mode]
-        if code not in near[mode]
+        if code not in near.union(every[mode][: len(every[mode]) // 2])
     ]
     if not choices:
         raise DataError("survey: the phenotypes have too few codes of their own to exchange one")
