@@ -238,10 +238,8 @@ def survey(
 
     if read:
         readers = read_survey(run, out.with_name(f"{out.name}.key.json"), read)
-        for reader in readers:
-            typer.echo(str(reader))
-        for one, two in combinations(readers, 2):
-            typer.echo(agreement(one, two))
+        pairs = (agreement(one, two) for one, two in combinations(readers, 2))
+        typer.echo("\n".join([*map(str, readers), *pairs]))
         return
     sheet = write_survey(run, out, items=items, seed=seed)
     typer.echo(f"{sheet.with_suffix('.html')}: the patterns; give it and {sheet} to each reader")

@@ -23,7 +23,6 @@ from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 from dpfact_flower.tensor.cp import Matrices, chance_cosines, match_columns
 
 _DIGITS = 6  # decimals of cosines, so that equal cosines compare as equal
-_MOST_PANELS = 3  # of the figure, side by side
 FAIR = 0.85
 """Cosine above which two columns count as similar (Lorenzo-Seva and ten Berge, 2006)."""
 
@@ -139,11 +138,10 @@ def _qualities(runs: Mapping[str, FinishedRun]) -> tuple[dict[str, dict[str, flo
             if value is not None:
                 found.setdefault(title, {})[name] = value
     panels = []
-    for title, of_title in [*found.items()][:_MOST_PANELS]:
+    for title, of_title in [*found.items()][:3]:  # panels side by side
         points = {name: (runs[name].summary.spent, value) for name, value in of_title.items()}
         panels.append(partial(plots.tradeoff, title=title, runs=points))
-    picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
-    return found, picture
+    return found, figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
 
 
 def _measures(measured: Measured) -> Iterator[tuple[str, float | None]]:

@@ -28,7 +28,7 @@ COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
 FEWEST = 8
-"""Minimum number of items, which gives two made-up items of each kind."""
+"""Minimum number of items, half of them made-up."""
 Kind = Literal["real", "other mode", "other code"]
 _WORDS: Mapping[str, str] = {
     "real": "phenotypes of the model",
@@ -138,18 +138,15 @@ def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
 
 
 Lists = Mapping[int, Mapping[str, Codes]]
-"""All codes with non-zero weights by phenotype and mode, largest weight first."""
+"""Codes by phenotype and mode, largest weight first."""
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
     """Return items in random order. Half of the items (rounded down) are made-up."""
     lists = {
-        number: {
-            mode: tuple((row.code, row.description) for row in rows)
-            for mode, rows in by_mode.items()
-        }
-        for number, by_mode in model.codes_by_mode().items()
-        if all(by_mode.values())
+        n: {m: tuple((row.code, row.description) for row in rows) for m, rows in of.items()}
+        for n, of in model.codes_by_mode().items()
+        if all(of.values())
     }
     if most < FEWEST:
         raise SettingsError(f"--items: must be {FEWEST} or more, got {most}")
@@ -161,13 +158,11 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
     # In a mode with few codes, all phenotypes have the same leading codes.
     modes = [v.name for v in reversed(model.vocabularies) if len(v) > LEADING_CODES]
     turns = ((numbers * 2)[turn : turn + made // 2] for turn in range(len(numbers)))
-    tried = (_exchanged_lists(own, mode, turn) for turn, mode in product(turns, modes))
-    exchanged = max(tried, key=len, default=[])
-    changed = {item.phenotype for item in exchanged}
-    numbers.sort(key=lambda number: number not in changed)
+    mixed = max((_exchanged_lists(own, *one) for one in product(modes, turns)), key=len, default=[])
+    numbers.sort(key=lambda number: number not in {item.phenotype for item in mixed})
     items = [
-        *exchanged,
-        *(_exchanged_code(lists, own, n, rng) for n in numbers[:made] if n not in changed),
+        *mixed,
+        *(_exchanged_code(lists, own, number, rng) for number in numbers[len(mixed) : made]),
         *(Item(number, "real", None, {**own[number]}) for number in numbers[made:]),
     ]
     return tuple(items[place] for place in rng.permutation(len(items)))
