@@ -96,14 +96,15 @@ def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tm
         assert ledger.verify() == []
 
 
-def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path):
-    back_up(site, tmp_path / "copy")
-    with Ledger(site, create=True) as ledger:
-        charge(ledger, "job", 5, "patient")
-    last = head_of(site)
-    shutil.rmtree(site)
-    with pytest.raises(StateError, match="5"):
-        restore(tmp_path / "copy", site, last)
+@pytest.mark.parametrize("note_is_kept", [False, True])
+def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path, note_is_kept):
+    noted, last = back_up(site, tmp_path / "copy"), head_of(filled(site, 5))
+    (site / LEDGER).unlink()
+    if not note_is_kept:
+        note_of(site).unlink()
+    says = "5 rows, the ledger 4: .*" + "-head has this head: restore a newer copy" * note_is_kept
+    with pytest.raises(StateError, match=says):
+        ledger_text("restore", tmp_path / "copy", site, "--noted", noted if note_is_kept else last)
     assert not (site / LEDGER).exists()
     note_of(site).unlink(missing_ok=True)  # the way out
     assert restore(tmp_path / "copy", site, noted) == noted
