@@ -13,7 +13,7 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings, refuse_unknown
-from dpfact_flower.site.lockout import failed_attempts
+from dpfact_flower.site.lockout import check_no_note, failed_attempts
 from dpfact_flower.site.store import SiteStore, has_jobs
 
 ANSWERING = ".answering"
@@ -145,6 +145,7 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     acts. `epsilon_alone_left` is absent if `max-epsilon-alone` is 0. A lost ledger raises an error.
     """
     folder = site_folder(settings)
+    check_no_note(folder)
     spent, alone, last = 0.0, 0.0, 0.0
     rows: tuple[LedgerRow, ...] = ()
     if (folder / LEDGER).exists() or has_jobs(folder):

@@ -99,6 +99,10 @@ def test_where_all_is_in_force_nothing_is_to_mend(place):
     assert len(found) == len(check.CHECKS) + 1
     (users,) = [each for each in found if each.check == TWO_USERS]
     assert "owns both" in users.faults[0]
+    own = place / "site" / "state" / "north"
+    titles = {each.check for each in found}
+    assert f"no ledger in {own} yet, as is right only before the first run" in titles
+    assert LEDGER_CHECK not in titles
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,15 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place, runni
     assert "start it as" in found["the executor is the one from this package"][0]
     running.clear()
     assert len(faults(place)) == 5
+
+
+def test_a_wrong_clock_is_found_although_it_ends_the_supernode(place, running, monkeypatch):
+    values = {"folder": place, "name": "north", "port": 9200, "centre": "centre.example:443"}
+    installation._write_units(place, ("dpfact-node.service",), values)
+    monkeypatch.setattr(check, "server_faults", lambda *centre: [f"{centre}: use NTP"])
+    del running[0]
+    ((fault,),) = [found for name, found in faults(place).items() if name.endswith("clocks agree")]
+    assert fault == f"{('centre.example:443', place / 'node' / 'ca.crt')}: use NTP"
 
 
 def test_an_executor_of_another_hospital_is_not_this_ones(place, running):

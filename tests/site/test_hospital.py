@@ -1,6 +1,7 @@
 """The hospital's own file of settings, and its figures for its own monitoring."""
 
 import os
+import shutil
 from datetime import datetime
 
 import pytest
@@ -67,6 +68,11 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
     values = site_metrics(make_settings(tmp_path, site="site-1", **limits))
     assert values["epsilon_spent"] == spent
     assert values["epsilon_left"] == values["epsilon_alone_left"] == 0  # the site refuses all noise
-    (tmp_path / "state" / "site-1" / LEDGER).unlink()
+    (ledger_file := tmp_path / "state" / "site-1" / LEDGER).unlink()
     with pytest.raises(StateError, match="there is no ledger here"):
+        site_metrics(settings)
+    shutil.rmtree(ledger_file.parent)
+    ledger_file.parent.mkdir()
+    ledger_file.with_name(f"{LEDGER}-LACKS-ROUNDS.txt").touch()
+    with pytest.raises(StateError, match="answers that the ledger does not have"):
         site_metrics(settings)
