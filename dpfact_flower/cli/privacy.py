@@ -270,7 +270,7 @@ def backup(
 def restore(
     backup_folder: Annotated[Path, typer.Argument(metavar="BACKUP")],
     folder: opt.Folder,
-    noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
+    noted: Annotated[str, Option(help="Last head (ROWS:HASH) in the log, or an old backup's own.")],
 ) -> None:
     """Restore a lost ledger from a backup, checked against the last head in the site's log.
 

@@ -57,6 +57,7 @@ class Machine:
         self.config, self.key = config, key
         self.settings = hospital.read_site_settings(config)
         self.data, self.state = Path(self.settings.data_path), Path(self.settings.state_dir)
+        self.folder = hospital.site_folder(self.settings)
         self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
         self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
         self.processes = processes()
@@ -106,10 +107,8 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckRe
             except (DPFactError, OSError) as error:
                 faults.append(_fault(error))  # after the faults that were found before the error
             check = title
-            if run_check is _ledger and not faults:
-                folder = hospital.site_folder(machine.settings)
-                if not (folder / LEDGER).exists():
-                    check = f"no ledger in {folder} yet, as is right only before the first run"
+            if run_check is _ledger and not faults and not (machine.folder / LEDGER).exists():
+                check = f"no ledger in {machine.folder} yet, as is right only before the first run"
             findings.append(CheckResult(check, tuple(dict.fromkeys(faults))))
     return findings
 
@@ -159,7 +158,7 @@ def _owners(machine: Machine) -> Iterator[str]:
 def _secure_keys(machine: Machine) -> Iterator[str]:
     settings = machine.settings
     if settings.secure_key or settings.secure_peers:
-        keyring_of(settings, hospital.site_folder(settings).name)
+        keyring_of(settings, machine.folder.name)
         yield from files.not_private(Path(settings.secure_key), machine.executor_user)
         yield from files.changeable(Path(settings.secure_peers), {machine.executor_user})
 
@@ -185,7 +184,7 @@ def _n_patients(machine: Machine) -> int:
 
 
 def _ledger(machine: Machine) -> list[str]:
-    folder = hospital.site_folder(machine.settings)
+    folder = machine.folder
     check_no_note(folder)
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
@@ -203,7 +202,7 @@ def _space(machine: Machine) -> Iterator[str]:
     if free < least:
         has = f"{machine.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
         yield f"{has}: free disk space, or lower max-rank"
-    check_attempts(hospital.site_folder(machine.settings))
+    check_attempts(machine.folder)
 
 
 def _code(machine: Machine) -> Iterator[str]:

@@ -18,11 +18,12 @@ from traceback import clear_frames
 from dpfact_flower.data.site_data import SiteData, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
+from dpfact_flower.privacy.guarantee import rounded_up
 from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, keyed_hash
 from dpfact_flower.privacy.release import claim_of
 from dpfact_flower.site.admission import OTHER_DATA, Admitted, admitted
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
-from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
+from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site, totals_of
 from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.round import JobState, RoundOutcome
 from dpfact_flower.site.secure import SecureRound
@@ -191,8 +192,9 @@ class Site:
         self._clean_up(store, outcome)
         if not hospital.simulation:  # for a later comparison with the ledger
             claim = claim_of(release.events) if release.arrays else "nothing was released"
-            rho = sum(event.rho for event in release.events)
-            _logger.info("round %d: %s; rho %.4g; ledger: %s", request.round, claim, rho, head)
+            totals = totals_of([*admission.rows, release], hospital.settings.budget_delta)
+            text = "job %s, round %d: %s; epsilon_spent %s, epsilon_alone_spent %s; ledger: %s"
+            _logger.info(text, request.job, request.round, claim, *map(rounded_up, totals), head)
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:

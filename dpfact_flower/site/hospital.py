@@ -2,7 +2,7 @@
 
 import time
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource, open_site
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import account
+from dpfact_flower.privacy import Release, Share, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings, refuse_unknown
 from dpfact_flower.site.lockout import check_no_note, failed_attempts
@@ -135,6 +135,15 @@ def answering_seconds(state: Path) -> float:
         return 0.0
 
 
+def totals_of(rows: Iterable[LedgerRow | Release | Share], delta: float) -> tuple[float, float]:
+    """Return the releases' total epsilon, and their total epsilon if all other sites collude."""
+    events = [event for row in rows for event in row.events]
+    if not events:
+        return 0.0, 0.0
+    total = account(events, delta)
+    return total.headline.epsilon, (total.alone or total.headline).epsilon
+
+
 def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """Return figures that are only for a site's own monitoring, and must not leave the site.
 
@@ -146,16 +155,13 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     """
     folder = site_folder(settings)
     check_no_note(folder)
-    spent, alone, last = 0.0, 0.0, 0.0
     rows: tuple[LedgerRow, ...] = ()
     if (folder / LEDGER).exists() or has_jobs(folder):
         with Ledger(folder, create=False) as ledger:
             rows = ledger.rows()
-    if charged := [row for row in rows if row.events]:
-        events = [event for row in charged for event in row.events]
-        total = account(events, settings.budget_delta)
-        spent, alone = total.headline.epsilon, (total.alone or total.headline).epsilon
-        last = datetime.fromisoformat(charged[-1].recorded).timestamp()
+    charged = [row for row in rows if row.events]
+    spent, alone = totals_of(rows, settings.budget_delta)
+    last = datetime.fromisoformat(charged[-1].recorded).timestamp() if charged else 0.0
     may_spend = not any(row.unprotected for row in rows)  # no epsilon covers releases without noise
     figures = {
         "epsilon_spent": spent,

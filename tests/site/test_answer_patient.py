@@ -14,7 +14,7 @@ import pytest
 
 from dpfact_flower.client_app import RoundRefusedError
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, account
+from dpfact_flower.privacy import PATIENT_CLAIM, account, rounded_up
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
@@ -69,8 +69,9 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(
     spent = account(events, 1e-5)
     assert 3.9 < spent.headline.epsilon <= 4.0
     assert spent.claim == PATIENT_CLAIM
-    logged = re.findall(r"; rho (\S+); ledger: ", caplog.text)
-    assert logged == [f"{event.rho:.4g}" for event in events]
+    line = r"job job, round \d+: proven: .*; epsilon_spent (.*), epsilon_alone_spent (.*); ledger: "
+    so_far = [account(events[:n], 1e-5).headline.epsilon for n in range(1, server.rounds)]
+    assert re.findall(line, caplog.text) == [(rounded_up(spent),) * 2 for spent in so_far]
     left = {path.name for path in (tmp_path / "state" / "site-1" / "job").iterdir()}
     assert left == {"NOT-TO-BE-SHARED.txt", "ending.npz"}  # no factors
 

@@ -74,6 +74,7 @@ def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path
         check_no_note(folder)
     note = Path(str(fault.value).partition(":")[0])
     assert "has answered round 2 of job" in note.read_text()
+    assert "rose in the site's log since the copy" in note.read_text()
     if left == "a round":
         assert "round 1 as the latest" in note.read_text()
         assert world.rows() == 1

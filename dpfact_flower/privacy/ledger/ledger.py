@@ -310,9 +310,10 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
     `noted` is the last head in the site's log. Refuse a backup without `noted` or a later head.
     """
     path = folder / LEDGER
-    note, head = head_file(path), _verified(backup, noted)
-    advice = "restore a newer copy, or count all later charges in the log as spent and then delete"
-    _verified(backup, noted_head(path), f"; {note} has this head: {advice} {note.name}")
+    note, head = head_file(path), _verified(backup, None)
+    advice = "restore a newer copy, or count all later charges in the log as spent and then"
+    _verified(backup, noted, f"; {advice} give --noted its own head, {head}")
+    _verified(backup, noted_head(path), f"; {note} has this head: {advice} delete {note.name}")
     with locked(folder), translated(path):
         for old in (path, Path(f"{path}-journal")):
             if old.exists():
