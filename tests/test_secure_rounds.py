@@ -14,7 +14,7 @@ from dpfact_flower.collect import MOST_ASKED
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, QuorumError, StateError
-from dpfact_flower.privacy import account
+from dpfact_flower.privacy import account, rounded_up
 from dpfact_flower.privacy.secure_sum.keys import (
     Member,
     new_signing_key,
@@ -396,6 +396,7 @@ def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, hospitals, capl
 def test_without_its_vector_a_site_refuses_the_rest_of_the_round(
     tmp_path, hospitals, caplog, damage
 ):
+    caplog.set_level("INFO")
     made = strategy(REAL, number=3, run_dir=tmp_path / "run")
     grid = grid_of(hospitals)
     grid.lost = {("site-1", "sum", 1): "reply"}
@@ -406,7 +407,10 @@ def test_without_its_vector_a_site_refuses_the_rest_of_the_round(
     with pytest.raises(QuorumError):
         made.start(grid)
     assert f"{damage}; ask the centre for a new job" in caplog.text
-    assert len(rows_in(tmp_path / "state" / "site-1" / "site-1")) == 1
+    (row,) = rows_in(tmp_path / "state" / "site-1" / "site-1")
+    total = account(row.events, 1e-5)
+    spent, alone = rounded_up(total.headline.epsilon), rounded_up(total.alone.epsilon)
+    assert f"; epsilon_spent {spent}, epsilon_alone_spent {alone}; ledger: 1:" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["secure-job.json", "secure-round.npz"])
