@@ -122,8 +122,8 @@ def build_cohort(
         )
     _assign_sites(connection, options, labels, row_unit)
     for n, mode in enumerate(modes, 1):
-        events = count_rows(connection, f"(FROM mode_{n} SEMI JOIN members USING (patient))")
-        count(connection, mode, f"events of these codes and {row_unit}s", events)
+        kept = count_rows(connection, f"(FROM mode_{n} SEMI JOIN members USING (patient))")
+        count(connection, mode, f"events of these codes and {row_unit}s", kept)
     sites = [
         _site(connection, number, site, vocabularies, labels, row_unit)
         for number, site in connection.execute(

@@ -81,7 +81,7 @@ def test_it_says_what_secure_sums_are_worth_and_rest_on(secure):
 def test_a_delta_too_large_for_the_patients_of_a_site_gives_a_warning_that_helps():
     asked = ("--sizes", "202x316", "--patients", "60000", "--sites", "6")
     text = plan(*asked, "--delta", "0.00002")
-    assert "warning: delta 2e-05 is large for 10,000 patients" in text
+    assert "warning: delta 2e-05 is large for a site of 10,000 patients" in text
     assert "a chance of 20% would be within the guarantee; choose delta = 1e-05" in text
     text = plan("--sizes", "202x316", "--patients", "6000", "--sites", "6", "--delta", "0.001")
     assert "choose delta = 0.0001" in text
