@@ -55,7 +55,13 @@ def phenotype_table(
     labels = {
         name: np.concatenate([site.labels[name] for site in sites]).astype(float) for name in names
     }
-    outcomes = {name: _associations(everybody, who, label) for name, label in labels.items()}
+    parts = {
+        name: _differences(label, [labels[other] for other in names[: names.index(name)]])
+        for name, label in labels.items()
+    }
+    outcomes = {
+        name: _associations(everybody, who, label, parts[name]) for name, label in labels.items()
+    }
     codes, carrying = {}, np.ones_like(who)
     modes = zip(sites[0].vocabularies, features, strict=True)
     for mode, (vocabulary, factor) in enumerate(modes, start=1):
@@ -85,7 +91,7 @@ def phenotype_table(
             )
             for r in range(who.shape[1])
         ),
-        {name: _rate(label, np.ones(patients, bool)) for name, label in labels.items()},
+        {n: _rate(label, np.ones(patients, bool), parts[n]) for n, label in labels.items()},
         _hidden_if(reveals_others, _guarded(patients - with_any, patients)),
     )
 
@@ -188,12 +194,26 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
     )
 
 
+def _differences(
+    label: NDArray[np.float64], others: Sequence[NDArray[np.float64]]
+) -> list[NDArray[np.float64]]:
+    """Return the groups of patients whose number follows from the numbers of two nested labels."""
+    return [
+        whole - part
+        for other in others
+        for whole in (label, 1 - label)
+        for part in (other, 1 - other)
+        if (part <= whole).all()
+    ]
+
+
 def _associations(
-    memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
-) -> list[Association]:
+    memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64],
+    parts: Sequence[NDArray[np.float64]],
+) -> list[Association]:  # fmt: skip
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
-        rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())
+        rate, patients = _rate(label, has[:, r], parts), int(has[:, r].sum())
         interval = None
         if isinstance(rate, float):
             low, high = binomtest(round(rate * patients), patients).proportion_ci(method="wilson")
@@ -202,17 +222,21 @@ def _associations(
     return associations
 
 
-def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
+def _rate(
+    label: NDArray[np.float64], has: NDArray[np.bool_], parts: Sequence[NDArray[np.float64]] = ()
+) -> float | str:
     """Return an outcome's rate among a phenotype's patients, unless the rate reveals a small count.
 
-    From rates and totals, readers could compute how many patients have or lack the outcome.
+    From rates and totals, readers could compute how many patients have or lack the outcome, or
+    belong to one of the label's `parts` (see `_differences`).
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
     if events[0] < SMALL:
         return f"<{SMALL}"
     others = [counts[0] - events[0], *([events[1], counts[1] - events[1]] if counts[1] else [])]
-    return "hidden" if min(others) < SMALL else events[0] / counts[0]
+    small = min(others) < SMALL or any(isinstance(_rate(part, has), str) for part in parts)
+    return "hidden" if small else events[0] / counts[0]
 
 
 def _coefficients(

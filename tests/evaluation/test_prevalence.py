@@ -31,14 +31,15 @@ def patients(rank, count=400, seed=0):
     return rng.gamma(2.0, 1.0, (count, rank)) * (rng.random((count, rank)) < 0.35)
 
 
-def described(scores, died=None, *, sizes=None, factors=None, present=None):
+def described(scores, died=None, *, sizes=None, factors=None, present=None, **more):
     """Return the table of patients with these scores, who by default all have the same codes."""
     factors = factors or features(scores.shape[1])
     present = present or [np.ones((len(scores), 1)) * (np.arange(len(f)) == 0) for f in factors]
     starts = np.cumsum(sizes or [len(scores)])[:-1]
 
     def site(name, rows):
-        labels = {} if died is None else {"died": np.asarray(died)[rows].astype(int)}
+        given = more if died is None else {"died": died, **more}
+        labels = {name: np.asarray(label)[rows].astype(int) for name, label in given.items()}
         return site_of([mode[rows] for mode in present], VOCABULARIES, labels, name)
 
     sites = [*map(site, "abc", np.split(np.arange(len(scores)), starts))]
@@ -283,6 +284,17 @@ def test_rates_of_rare_outcomes_are_hidden():
         table = described(patients(1), label)
         assert table.rates == {"died": rate}
         assert isinstance(table.phenotypes[0].outcomes["died"].rate, str)
+
+
+@pytest.mark.parametrize(("more", "rate"), [(0, "hidden"), (9, "hidden"), (10, 0.4)])
+@pytest.mark.parametrize("turned", [False, True], ids=["died or worse", "neither"])
+def test_no_small_number_follows_from_labels_of_which_one_includes_the_other(more, rate, turned):
+    has, died = np.arange(400) < 100, np.arange(400) % 100 < 30
+    worse = died | ((np.arange(400) >= 130) & (np.arange(400) % 100 < 50))
+    worse[30 : 30 + more] = True
+    table = described(has[:, None].astype(float), died, worse=~worse if turned else worse)
+    shown = {name: found.rate for name, found in table.phenotypes[0].outcomes.items()}
+    assert shown == {"died": 0.3, "worse": rate if rate == "hidden" else 0.6 if turned else 0.4}
 
 
 def test_site_usage_shows_norms_and_what_is_off():
