@@ -229,7 +229,7 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     needed = 1 if begun else admission.work.charged_rounds
     if admission.announced and settings.max_rounds - answered < needed:
         raise PrivacyRefusedError(
-            f"max-rounds is {settings.max_rounds}; this site has answered {answered} in "
+            f"max-rounds is {settings.max_rounds}; this site has answered {answered} rounds in "
             f"all jobs, and {'the server asks for' if begun else 'this run needs'} {needed} more; "
             "a higher max-rounds lets a server time this site's answers more often"
         )

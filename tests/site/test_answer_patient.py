@@ -190,6 +190,7 @@ def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_rea
     code, log = refusal(make_client(source, tmp_path), server.request(1), caplog)
     assert code == "message"
     assert f"a release of {values:,} values needs {need / 2**30:.1f} GiB" in log
+    assert f"may use {(4 * need // 3 - 1) / 2**30:.1f}, of which" in log
     assert not source.read_by_now
     assert rows_of(tmp_path) == ()
     monkeypatch.setattr(resources, "memory_limit", lambda: math.ceil(4 * need / 3))

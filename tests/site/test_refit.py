@@ -52,6 +52,10 @@ def test_the_end_of_a_run_is_answered_without_a_look_at_a_patient(data, tmp_path
     assert not source.read_by_now
     assert files(tmp_path) == before | {"ending.npz"}
     assert [row.round for row in rows_of(tmp_path)] == list(range(1, server.rounds))
+    late = make_client(data, tmp_path / "late")  # of which only one reply was asked for
+    for number in (server.rounds - 1, server.rounds):
+        ask(late, replace(server.request(number), answered={}))
+    assert [row.round for row in rows_of(tmp_path / "late")] == [server.rounds - 1]
 
 
 def test_the_first_end_counts(data, tmp_path):

@@ -94,7 +94,7 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
 
 @pytest.mark.parametrize(
     ("said", "sent", "mode"),
-    [(SIGMA, SIGMA / 2, "patient"), (SIGMA, 0, "patient"), (0, SIGMA, "patient"),
+    [(SIGMA, 0.99 * SIGMA, "patient"), (SIGMA, 0, "patient"), (0, SIGMA, "patient"),
      (0, 0, "patient"), (SIGMA, 0, "none")],
     ids=["less noise than announced", "no noise", "nothing announced", "neither noise nor cost",
          "no noise in mode none"],
@@ -148,7 +148,7 @@ def test_what_a_rule_announces_first_is_what_it_may_release(data, tmp_path, capl
     check_releases_nothing(Liar, site, tmp_path, caplog, "more than it announced")
 
 
-@pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
+@pytest.mark.parametrize("own", [SIGMA / 2, 0.49 * SIGMA], ids=["in the clear", "less own noise"])
 def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_path, caplog, own):
     """The cost if all other sites collude has a separate limit."""
 
