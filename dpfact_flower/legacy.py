@@ -83,8 +83,7 @@ class DPFact(Strategy):
                 usable.append(SiteReply.from_wire(arrays, result.metrics, shapes))
             except (DataError, MessageError) as error:
                 failed.append(Failure(f"client {client.cid}", str(error)))
-        silent = self._asked - len(results) - len(failures)
-        failed += [Failure("a client", "no reply")] * silent
+        failed += [Failure("a client", "no reply")] * (self._asked - len(results) - len(failures))
         record = self.coordinator.close_round(
             self._finished_before + server_round,
             usable,

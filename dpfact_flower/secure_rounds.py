@@ -55,8 +55,7 @@ class SecureRounds:
                 coordinator.resize(len(self._nodes))
             stage = SecureStage("keys", asked=tuple(sorted(self._nodes)))
             request = replace(coordinator.request(number), secure=stage)
-            asked = dict.fromkeys(self._nodes.values(), request)
-            replies = self._sites.ask(asked, charged=False)
+            replies = self._sites.ask(dict.fromkeys(self._nodes.values(), request), charged=False)
             members.clear()
             self._take(self._nodes, replies, _KEY_PARTS, take)
             if members.keys() == self._nodes.keys():

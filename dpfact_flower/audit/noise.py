@@ -59,8 +59,7 @@ def audit_noise(
         samples = [_sample(asked, planned, values, rng) for planned in releases]
         scales += [_scale(asked, sample, f"bound {bound:g}") for sample in samples]
         own = own or samples
-    source = _source(own, seeded=seeded)
-    return (*scales, _mean(own), _shape(own), *_correlations(own), source)
+    return (*scales, _mean(own), _shape(own), *_correlations(own), _source(own, seeded=seeded))
 
 
 def _sample(

@@ -70,8 +70,7 @@ class AuditTarget:
         """Return the transcript of a run in which the server sends `anchors` as global factors."""
         solver, requests = replace(self.solver, relative_l21=relative_l21), {}
         for number in range(1, self.plan.rounds + 1):
-            planned = self.plan.release_of(number)
-            carries = carried_by(planned)
+            carries = carried_by(self.plan.release_of(number))
             request = RoundRequest(
                 JOB, number, self.plan.rounds, 0, solver, self.privacy, "", rule="patient",
                 anchors=anchors if "anchors" in carries else (),

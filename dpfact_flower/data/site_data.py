@@ -132,8 +132,7 @@ class SiteData:
     @classmethod
     def load(cls, path: str | Path) -> SiteData:
         """Read and validate a file that `save` wrote."""
-        names = ("name", "row_unit", "indices", "values", "shape", "vocabularies")
-        arrays = load_npz(path, names)
+        arrays = load_npz(path, ("name", "row_unit", "indices", "values", "shape", "vocabularies"))
         labels = {key.removeprefix(_LABEL): arrays[key] for key in arrays if key.startswith(_LABEL)}
         with naming(path, TypeError, ValueError):
             patients = tuple(arrays["patients"].tolist()) if "patients" in arrays else None

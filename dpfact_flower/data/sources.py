@@ -114,8 +114,7 @@ def _missing(places: Sequence[Path], name: str) -> str:
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
-    there = (f for f in deeper if f.is_dir() and name.lower() in list_tables(f))
-    if folder := next(there, None):
+    if folder := next((f for f in deeper if f.is_dir() and name.lower() in list_tables(f)), None):
         also += f"; there is one in {folder}"
     return (
         f"lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), in upper and "
@@ -215,8 +214,7 @@ def _database(
         engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool, **how)
         failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
-            is_postgresql = engine.dialect.name == "postgresql"
-            options = {"postgresql_readonly": True} if is_postgresql else {}
+            options = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
             yield _tables_of(connection, database.execution_options(**options), place, schema)
     except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
         extra = ': pip install "dpfact-flower[postgres]"' if kind in _DRIVERS else ""

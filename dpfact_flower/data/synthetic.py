@@ -251,8 +251,7 @@ def _windows(
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
     patient, phenotype = np.repeat(patient, windows), np.repeat(phenotype, windows)
-    times = rng.geometric(1 / settings.repeats, len(patient))
-    return patient, phenotype, times
+    return patient, phenotype, rng.geometric(1 / settings.repeats, len(patient))
 
 
 def _codes_in_windows(
@@ -302,8 +301,7 @@ def _deaths(
         return float(expit(score + intercept).mean()) - mortality
 
     intercept: Any = brentq(excess, -100, 100)
-    died = rng.random(len(score)) < expit(score + intercept)
-    return np.asarray(died, np.int8)
+    return np.asarray(rng.random(len(score)) < expit(score + intercept), np.int8)
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:

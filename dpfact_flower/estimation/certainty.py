@@ -78,8 +78,7 @@ def half_patients(
     begun = random_model(sites, 1, rank, rng)
     found = fit_pairs(sites, begun, threshold=noise, iterations=_ITERATIONS)
     model = (found.F * found.d[0]).astype(np.float32) @ found.F.T.astype(np.float32)
-    pairs = likely_pairs(half, model, noise)
-    return surrogate_patients(pairs, counts, sizes, _SURROGATES, rng)
+    return surrogate_patients(likely_pairs(half, model, noise), counts, sizes, _SURROGATES, rng)
 
 
 def fitted_to_halves(
@@ -148,8 +147,7 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
         chance[doubted] = np.maximum(chance[doubted], EVEN)
         chance = np.maximum(chance, np.minimum(_for_share(chance), EVEN))
         by_chance = [chance_cosines(factors, fitted) for fitted in zip(*fits, strict=True)]
-        is_clear = (similar > by_chance).mean(axis=0) >= _CLEAR
-        least = np.where(is_clear, 0.0, EVEN)
+        least = np.where((similar > by_chance).mean(axis=0) >= _CLEAR, 0.0, EVEN)
     return tuple(round(float(each), 3) for each in np.maximum(chance, least))
 
 

@@ -96,8 +96,7 @@ def fit_pairs(
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
     """Fit the usages `d` >= 0 in place, given the results of `inner` and `pairs_gram`."""
-    slopes = target - d @ system
-    for usage, slope in zip(d, slopes, strict=True):
+    for usage, slope in zip(d, target - d @ system, strict=True):
         _descend(usage, slope, system, sweeps)
 
 

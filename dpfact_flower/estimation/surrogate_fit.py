@@ -92,5 +92,4 @@ def fit_factors(
     if not loss.is_squared:
         initial = _lengthened(tensor, patients, factors)
     result = solve(tensor, initial, initial[1:], replace(by, rank=rank, tau=passes), rng)
-    nothing = loss.of_nothing(tensor)
-    return positive_columns(result.factors[1:]), 1 - result.objective[-1] / nothing
+    return positive_columns(result.factors[1:]), 1 - result.objective[-1] / loss.of_nothing(tensor)

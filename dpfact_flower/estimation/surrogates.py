@@ -89,8 +89,7 @@ def surrogate_patients(
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
     found = []
     for first in range(0, number, _CHUNK):
-        size = min(_CHUNK, number - first)
-        codes = _drawn(frequency, given, offsets, counts, most, size, rng)
+        codes = _drawn(frequency, given, offsets, counts, most, min(_CHUNK, number - first), rng)
         cells = _cells(codes)
         cells[:, 0] += first
         found.append(cells)
@@ -108,8 +107,7 @@ def mean_codes(total: NDArray[Any], sizes: Sequence[int], *, raised: float = 0.0
     an upper estimate, pass the standard deviation of an entry's noise as `raised`. Sums within
     modes then rise, and sums between modes fall, by one standard deviation of the sum's noise.
     """
-    bounds = np.cumsum([0, *sizes])
-    blocks = [slice(*each) for each in pairwise(bounds)]
+    blocks = [slice(*each) for each in pairwise(np.cumsum([0, *sizes]))]
     mass = np.array([[float(total[a, b].sum(dtype=np.float64)) for b in blocks] for a in blocks])
     codes_of = np.asarray(sizes, np.float64)
     alone = np.diag(mass) / 2 + raised * np.sqrt(codes_of * (codes_of - 1) / 2)

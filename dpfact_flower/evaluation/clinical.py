@@ -52,8 +52,7 @@ class Classification:
         """Each mode's groups with at least two codes, and a mask of the codes in each group."""
         modes = []
         for groups in self.groups:
-            counts = Counter(filter(None, groups))
-            names = [group for group, count in counts.items() if count > 1]
+            names = [group for group, count in Counter(filter(None, groups)).items() if count > 1]
             modes.append((names, np.array(names, str)[:, None] == np.array(groups)))
         return modes
 

@@ -80,8 +80,7 @@ def _areas(
         strata = labels
     for kind, (model, predictors) in kinds.items():
         masks = training_masks(strata, TRAIN, SPLITS, seed=0)
-        found = split_scores(model, predictors, labels, groups, masks)
-        for key, of_splits in found.items():
+        for key, of_splits in split_scores(model, predictors, labels, groups, masks).items():
             areas[key][kind] = AUC(float(np.mean(of_splits)), float(np.std(of_splits, ddof=1)))
     return areas
 
@@ -129,8 +128,7 @@ def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
 
 def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
     """Return log(1 + each patient's sum of counts), as an array of shape (patients, 1)."""
-    total = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
-    return np.log1p(total)[:, None]
+    return np.log1p(np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients))[:, None]
 
 
 def scaled_regression() -> Any:

@@ -155,8 +155,7 @@ def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, f
     """Return a phenotype's prevalence at each site, or a text such as "hidden" to hide a count."""
     lacking = {site: sizes[site] - count for site, count in counts.items()}
     shown = {site: _guarded(count, sizes[site]) for site, count in counts.items()}
-    hidden = _hidden(counts, sizes) + _hidden(lacking, sizes)
-    return shown | dict.fromkeys(hidden, "hidden")
+    return shown | dict.fromkeys(_hidden(counts, sizes) + _hidden(lacking, sizes), "hidden")
 
 
 def _hidden(counts: Mapping[str, int], sizes: Mapping[str, int]) -> list[str]:

@@ -148,8 +148,7 @@ def cards(run: FinishedRun) -> list[dict[str, Any]]:
     If a user has named a phenotype, the card shows the name above the title made from codes.
     """
     model, table, unit = run.model, run.tables.table, f"{run.summary.row_unit}s"
-    lists = model.rank * len(model.vocabularies)
-    most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
+    most = _MOST_CODES // 2 if model.rank * len(model.vocabularies) > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
     made = prose.made_titles(codes)
     chances = dict(enumerate(model.false_discovery, start=1))

@@ -38,8 +38,7 @@ def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T
 
     try:
         # Validate JSON text, because only then does strict validation accept a list for a tuple.
-        text = json.dumps(content, allow_nan=False)
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        return TypeAdapter(kind).validate_json(json.dumps(content, allow_nan=False), strict=True)
     except ValidationError as error:
         raise DataError(_one_line(error, unnamed)) from None
     except ValueError:

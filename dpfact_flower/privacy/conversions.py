@@ -75,8 +75,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, x)
     alpha = 1 + x
-    epsilon = alpha * rho + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
-    return max(0.0, epsilon)
+    return max(0.0, alpha * rho + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x)
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:

@@ -58,8 +58,7 @@ class Noise:
 
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
         """Draw independent Gaussian values with mean 0 and standard deviation `sigma`."""
-        count = int(np.prod(shape))
-        words = np.frombuffer(self.random_bytes(8 * count), np.uint64)
+        words = np.frombuffer(self.random_bytes(8 * int(np.prod(shape))), np.uint64)
         return sigma * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:

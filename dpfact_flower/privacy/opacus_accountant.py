@@ -13,11 +13,7 @@ import logging
 import math
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-from dpfact_flower.privacy.conversions import (
-    RDP_ORDERS,
-    epsilon_zcdp_tight,
-    log_of_inverse,
-)
+from dpfact_flower.privacy.conversions import RDP_ORDERS, epsilon_zcdp_tight, log_of_inverse
 from dpfact_flower.privacy.release import at_least_one, positive
 
 _root = logging.getLogger()

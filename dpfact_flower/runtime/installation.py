@@ -119,8 +119,7 @@ def write_site(
         create_once(path / "secret", secret)
     create_once(site / f"{name}.npz", data.read_bytes())
     paths = {"data-path": str(site / f"{name}.npz"), "state-dir": str(site / "state")}
-    text = tomli_w.dumps({"site": name, **paths, **settings})
-    create_once(site / f"{name}.toml", text.encode())
+    create_once(site / f"{name}.toml", tomli_w.dumps({"site": name, **paths, **settings}).encode())
     (folder / f"{name}.pub").write_bytes(public)
     values = {"folder": folder, "name": name, "port": port, "centre": centre}
     _fill(folder / "install.sh", "install-site.sh", values)

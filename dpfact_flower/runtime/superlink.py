@@ -80,8 +80,7 @@ def _in_flowers_syntax(config: Mapping[str, Scalar]) -> str:
     for value in config.values():
         if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
             raise SettingsError(f"run config: {value!r} holds a quote, backslash or line break")
-    lines = tomli_w.dumps(config).splitlines()
-    return " ".join(line.replace(" = ", "=", 1) for line in lines)
+    return " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(config).splitlines())
 
 
 @dataclass(frozen=True)
@@ -239,8 +238,7 @@ class SuperLink(Connection):
         log: int | None = None,
     ) -> None:
         """Run a Flower App to completion. `log` is the log's descriptor, as in `follow`."""
-        run = self.submit(app, config, federation_config)
-        status = self.follow(run, log).get("status")
+        status = self.follow(self.submit(app, config, federation_config), log).get("status")
         if status != COMPLETED:
             raise RunFailedError(f"the run ended as {status!r}; its log is above")
 

@@ -128,8 +128,7 @@ class OnArrival(Coordinator):
         self._sites[reply.site] = site
         site.asked, site.failed = None, False
         site.answered, site.last, site.based = site.round, reply.arrays, site.version
-        staleness = self._version - site.version
-        self._round.arrivals.append(Arrival(reply.site, site.round, staleness))
+        self._round.arrivals.append(Arrival(reply.site, site.round, self._version - site.version))
         latest = sorted((name, state) for name, state in self._sites.items() if state.last)
         if len(latest) >= self.run.min_sites:
             replies = [SiteReply(name, state.last) for name, state in latest]

@@ -121,8 +121,7 @@ class PatientRule(ServerRule):
         """Return the privacy event of the round's planned release, or () in the last round."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
         planned = self.plan.release_of(round_number)
-        seeded = self.privacy.noise_seed >= 0
-        return (planned.event(modes, seeded=seeded),) if planned else ()
+        return (planned.event(modes, seeded=self.privacy.noise_seed >= 0),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
         """Log a forecast for the run. Warn if the forecast is not good or if delta is too large."""

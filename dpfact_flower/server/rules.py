@@ -19,10 +19,7 @@ server_rules: Registry[MakeRule] = Registry(
 
 
 def rule_for(
-    feature_shape: Sequence[int],
-    solver: SolverSettings,
-    privacy: PrivacySettings,
-    run: RunSettings,
+    feature_shape: Sequence[int], solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
 ) -> ServerRule:
     """Create a run's rule: the rule named in `run`, or else the privacy mode's default rule."""
     solvers.find(solver.solver).check(privacy.sent(solver))

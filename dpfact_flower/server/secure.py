@@ -91,8 +91,7 @@ class SecureSum:
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1
             names = tuple(sorted(self._masked)) or self._terms.sites
-            charged = tuple(sorted(self.charged))
-            self.last = Attempt(number, attempt_number, names, charged=charged)
+            self.last = Attempt(number, attempt_number, names, charged=tuple(sorted(self.charged)))
         asked = self.last.asked
         members = tuple(member for member in self._members if member.site in asked)
         self._question = self._planned.question(

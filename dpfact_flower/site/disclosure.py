@@ -32,8 +32,7 @@ def log_privately(site: str, error: Exception) -> str:
     Another package's error may quote patients' data, so only the error's type and place are logged.
     """
     if isinstance(error, DPFactError):
-        text = str(error)
-        disclosure_logger.error("site %s: %s: %s", site, error.code, text[:_MOST_TEXT])
+        disclosure_logger.error("site %s: %s: %s", site, error.code, str(error)[:_MOST_TEXT])
     else:
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         place = " > ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames)

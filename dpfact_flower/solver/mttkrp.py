@@ -72,8 +72,7 @@ class Fibres:
         for column in tensor.indices.T[:-1]:
             new[1:-1] |= column[1:] != column[:-1]
         starts = np.flatnonzero(new)
-        owners = tensor.indices[starts[:-1], 0]
-        patients = np.searchsorted(owners, np.arange(tensor.n_patients + 1))
+        patients = np.searchsorted(tensor.indices[starts[:-1], 0], np.arange(tensor.n_patients + 1))
         buffer = np.empty(tensor.n_patients + 1, np.int64)
         blocks = buffer[: 1 + _divide(patients, buffer)].copy()
         chunk = starts[patients[blocks[:-1]]] // _CHUNK
@@ -98,8 +97,7 @@ def _divide(patients: Array, blocks: Array) -> int:
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
     """Matricise the tensor along `mode`, and multiply by the other factors' Khatri-Rao product."""
-    product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
-    return product[:, : factors[0].shape[1]]
+    return stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)[:, : factors[0].shape[1]]
 
 
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int) -> Array:
@@ -122,8 +120,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int) -> Array:
         return out
 
     total = np.zeros((size if mode > 0 else 0, width))
-    ends = fibres.patients[fibres.blocks[fibres.chunks]].tolist()
-    ranges = list(itertools.pairwise(ends))
+    ranges = list(itertools.pairwise(fibres.patients[fibres.blocks[fibres.chunks]].tolist()))
     for out in in_order(part, ranges):
         if mode > 0:
             total += out

@@ -46,8 +46,7 @@ class SparseTensor:
         """
         size = checked_shape(shape)
         index = _checked_indices(indices, size)
-        value = _checked_values(values, len(index))
-        return cls(*_sorted_and_summed(index, value), size)
+        return cls(*_sorted_and_summed(index, _checked_values(values, len(index))), size)
 
     def __repr__(self) -> str:
         # Show only the shape and the number of non-zeros, because a repr may end up in logs.

@@ -172,8 +172,7 @@ class Script:
             if match is None:
                 raise DataError("need a head in TOML, as a comment, above the statements")
             head = tomllib.loads(match[1])
-            statements = _statements(match[2])
-            script = parse_as(cls, head | {"name": path.stem, "statements": statements})
+            script = parse_as(cls, head | {"name": path.stem, "statements": _statements(match[2])})
             for name in script.options:
                 if name in _TAKEN or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
                     raise DataError(
@@ -356,8 +355,7 @@ class _Work:
         elif not self._holds(statement):
             return
         elif "optional" in statement.more and name.lower() not in source.tables:
-            what = f"tables missing: {statement.more['optional']}"
-            count(connection, name, what, 1, warn=True)
+            count(connection, name, f"tables missing: {statement.more['optional']}", 1, warn=True)
         else:
             connection.execute(f"DROP TABLE {into}")
             self._fetch(source, name, into, columns, statement.more)

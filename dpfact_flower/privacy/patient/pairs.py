@@ -42,8 +42,7 @@ def add_pairs(
         _cross(counts, places, len(codes), pairs)
         for mode in range(modes):
             _gram(counts, places, _sorted_by_column(places, mode), mode, len(codes), pairs)
-        blocks = _block_scales(pairs, bounds, scale)
-        _add(pairs, bounds, blocks, codes, offsets[-1], total)
+        _add(pairs, bounds, _block_scales(pairs, bounds, scale), codes, offsets[-1], total)
 
 
 @compiled()

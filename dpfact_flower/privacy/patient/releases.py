@@ -132,11 +132,7 @@ KINDS: Mapping[str, ReleaseKind] = {
         size=lambda _, kept, *__: strict_size(sum(kept)),
         clipped=False,
     ),
-    "refine": ReleaseKind(
-        statistic=_refined,
-        size=_refined_size,
-        clipped=True,
-    ),
+    "refine": ReleaseKind(statistic=_refined, size=_refined_size, clipped=True),
 }
 
 

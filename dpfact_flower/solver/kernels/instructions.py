@@ -220,5 +220,4 @@ def _splat(builder: Any, register: Any, number: Any) -> Any:
 
 
 def _shuffled(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
-    mask = ir.Constant(ir.VectorType(_INT32, WIDTH), list(lanes))
-    return builder.shuffle_vector(x, y, mask)
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_INT32, WIDTH), list(lanes)))
