@@ -23,8 +23,7 @@ class DPFact(Strategy):
 
     In Flower's ``ServerConfig``, set ``num_rounds`` to ``coordinator.rounds`` or, in a resumed run,
     to the number of remaining rounds. Also set ``round_timeout``, because this class does not
-    enforce a round's deadline itself. A round's recorded traffic includes only the bytes of
-    serialised arrays.
+    enforce a round's deadline. A round's recorded traffic includes only serialised arrays.
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 ALPHA = 1e-6
 """Probability that a statistical check of correct code fails by chance."""
 Z_LIMIT = 5.0
-"""Largest allowed error of an estimate, in standard errors. The probability of a larger error is
-below `ALPHA`."""
+"""Largest allowed error in standard errors. The probability of a larger error is below `ALPHA`."""
 
 
 @dataclass(frozen=True)

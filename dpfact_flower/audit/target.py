@@ -1,7 +1,4 @@
-"""The site and the run under audit, and a simulated site that executes a real site's code.
-
-A `Transcript` contains the server's requests and the site's earlier releases.
-"""
+"""The site and the run under audit, and a simulated site that executes a real site's code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

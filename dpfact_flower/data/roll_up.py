@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 Grouping = Callable[[str, str], list[tuple[str, str]]]
 """Maps an ICD version (9 or 10) and a code without prefix or dots to (group, name) pairs."""
-
 _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
 _FIRST = re.compile(r"first([1-9])")

@@ -114,8 +114,7 @@ PRESETS: Mapping[str, SyntheticSettings] = {
     ),
     # Like the paper's MIMIC-III tensor: the same sizes, and six intensive care units as sites.
     "paper-mimic": _PAPER_MIMIC,
-    # In these variants of demo and paper-mimic, the last site's patients differ greatly from all
-    # others, like the patients of the paper's neonatal unit.
+    # Variants whose last site's patients differ greatly, like those of the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
     "paper-icu": replace(_PAPER_MIMIC, name="paper-icu", distinct=6),
     # Like the paper's CMS tensor: same sizes and sparsity, five equal samples, 725,000 non-zeros.

@@ -42,6 +42,5 @@ WIDTH = 16 if "+avx512f" in _features.split(",") else 8
 
 If the processor's registers are narrower than 256 bits, LLVM combines several registers.
 """
-
 REGISTERS = 32 if WIDTH == 16 else 16
 """Number of vector registers."""

@@ -23,8 +23,7 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def replacing(path: Path, *, durable: bool = True, once: bool = False) -> Iterator[IO[bytes]]:
     """Yield a temporary file that is renamed to `path` on success, so `path` is never incomplete.
 
-    If `durable` is true, the file survives a power failure. If `once` is true, an existing `path`
-    is kept.
+    A `durable` file survives a power failure. If `once` is true, an existing `path` is kept.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))

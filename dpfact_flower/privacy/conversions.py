@@ -23,8 +23,7 @@ RDP = "RDP"
 SLACK = 1e-12
 # Bound on the error from treating discrete Gaussian noise as rounded Gaussian noise. The bound is
 # absolute for epsilon and relative for delta. For d released values, a lemma in
-# docs/explanation/noise.md gives a bound of (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a
-# million values.
+# docs/explanation/noise.md gives (3 d + 3200) / (24 SIGMA**2), or 4.5e-10 for a million values.
 DISCRETE_SLACK = 1e-6
 # The lemma holds within these limits on the number of released values, epsilon and delta.
 MOST_DISCRETE_VALUES = 2_000_000_000

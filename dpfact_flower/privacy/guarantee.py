@@ -25,9 +25,7 @@ def rounded_up(epsilon: float) -> str:
 
 def price_of_replacing(epsilon: float | None) -> str:
     """Describe the epsilon for replacing a patient's record, or return "" if `epsilon` is None."""
-    if epsilon is None:
-        return ""
-    return f"; replacing a patient's record: {rounded_up(epsilon)}"
+    return "" if epsilon is None else f"; replacing a patient's record: {rounded_up(epsilon)}"
 
 
 @dataclass(frozen=True)

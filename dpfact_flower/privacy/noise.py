@@ -46,9 +46,8 @@ def discrete_gaussian(
     return samples
 
 
-# In the functions below, `words` holds the random bits, and `cursor[0]` is the position of the next
-# unread bit. After the last bit, `_take` returns -1. Every loop then ends, and `_fill` discards the
-# incomplete sample.
+# Below, `words` holds the random bits, and `cursor[0]` is the position of the next unread bit. At
+# the end, `_take` returns -1, so that every loop ends, and `_fill` discards the incomplete sample.
 
 
 @compiled()

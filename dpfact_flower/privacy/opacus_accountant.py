@@ -32,7 +32,6 @@ finally:  # undo Opacus' setup of the root logger, which would print our log lin
 MECHANISM = "zcdp"
 # Tolerance for rounding errors: a rate of 1 may be computed as 1/batches * accumulated steps.
 _ROUNDING = 1e-9
-
 _Step = tuple[float, float, int]
 
 

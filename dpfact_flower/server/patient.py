@@ -193,9 +193,7 @@ class PatientRule(ServerRule):
     @property
     def false_discovery(self) -> tuple[float, ...]:
         """Each phenotype's estimated probability of being a false discovery, or () if unknown."""
-        if not self._halves:
-            return ()
-        return false_discovery(self.factors, self._halves, self._cells)
+        return false_discovery(self.factors, self._halves, self._cells) if self._halves else ()
 
     def _refine(
         self, planned: PlannedRelease, sites: Sequence[str], released: Sequence[Array]

@@ -77,9 +77,8 @@ class PatientRound(RoundWork):
         request = self._request
         tensor = data.select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
-            tensor, planned, request.anchors,
-            lambda: ridge_of(request, self._usage(kept)),
-        )  # fmt: skip
+            tensor, planned, request.anchors, lambda: ridge_of(request, self._usage(kept))
+        )
 
     def _usage(self, kept: JobState) -> Usage | None:
         """Estimate how strongly the site, or its group in a secure sum, uses each phenotype."""

@@ -40,8 +40,7 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """One stage of a secure sum. To create and check an instance, call `secure_round`.
 
-    `job` contains this site's key for the job. `allowed` identifies the sum, and is None in the
-    stage `keys`.
+    `job` has this site's key for the job. `allowed` identifies the sum (None in the stage `keys`).
     """
 
     files: "_Files"

@@ -16,7 +16,6 @@ from dpfact_flower.tensor import SparseTensor
 
 _EPS = 1e-10
 """Constant added to the model's value in logarithms and quotients, as in Hong, Kolda & Duersch."""
-
 CellFunction = Callable[[Any, Any], Any]
 
 

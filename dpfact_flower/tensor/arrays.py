@@ -7,12 +7,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 """An array with elements of any type."""
-
 Floats = NDArray[np.float64]
-
 Factors = tuple[NDArray[np.float32], ...]
 """Factor matrices of a CP model, one per mode, with one column per phenotype."""
-
 Selection = tuple[NDArray[np.int32], ...]
 """Selected codes, as ascending positions in each feature mode's vocabulary."""
 

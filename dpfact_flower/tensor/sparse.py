@@ -27,10 +27,9 @@ _PART = 1 << 20
 class SparseTensor:
     """A validated sparse tensor of counts with two or more modes.
 
-    Use `from_coo` to build a tensor, because the constructor does not check its arguments.
-    `indices` has one row per non-zero cell, with the patient in the first column. The rows of
-    `indices` are unique and in lexicographic order. `values` are positive and finite. Large counts
-    are rounded to float32.
+    Use `from_coo` to build a tensor, because the constructor checks nothing. `indices` has one row
+    per non-zero cell, with the patient in the first column. Rows are unique and in lexicographic
+    order. `values` are positive and finite. Large counts are rounded to float32.
     """
 
     indices: NDArray[np.int32]
@@ -157,10 +156,7 @@ class SparseTensor:
 
 
 class RMSE(NamedTuple):
-    """Root mean square errors over all cells, and over the non-zero cells alone.
-
-    `nonzeros` is None if the error on non-zero cells was not measured.
-    """
+    """Root mean square errors over all cells, and over non-zero cells (None: not measured)."""
 
     all_cells: float
     nonzeros: float | None

@@ -53,10 +53,7 @@ def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """Return a CP model's value at each row of `indices`, computed in the stack's precision.
-
-    `offsets` comes from `row_offsets`.
-    """
+    """Return a CP model's value at each row of `indices`, computed in the stack's precision."""
     values = np.empty(len(indices))
     _fill_values(indices, stack, tuple(offsets[: indices.shape[1]].tolist()), values)
     return values

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 SITE = "site"
 TableSource = Path | Rows
-
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 # R writes NA for a missing value, but NA may also be the code of sodium.
 _NO_ID = f"({NO_VALUE} OR lower({{0}}) = 'na')"
@@ -182,8 +181,7 @@ def read(
     and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the only
     site or, if there is a table of `sites`, the name of the cohort. Patients who are not in the
     table of sites are left out. Events occur together if they are at most `window_days` days apart.
-    If `window_days` is 0 or None, events occur together if they belong to one encounter. `options`
-    are the fields of `Options`.
+    If `window_days` is 0 or None, events of one encounter occur together. `options` go to `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:

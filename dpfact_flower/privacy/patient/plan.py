@@ -53,9 +53,8 @@ _CLEAR = 1000.0
 _MEMORY = 0.5
 """Weight of the earlier average when refinements are averaged over rounds."""
 _MOST_NOISE = 1e4
-"""Largest allowed ratio of sigma to sensitivity, which limits the number of releases. Even a
-release that costs almost nothing makes the site read patients' data, and the server sees how long
-the site takes."""
+"""Largest allowed ratio of sigma to sensitivity, which limits the number of releases. Even a nearly
+free release makes the site read patients' data, and the server sees how long the site takes."""
 BYTES_A_VALUE = 48
 """Bytes of memory per released value, for one thread's sum, noise and packing (37 measured)."""
 MOST_VALUES = 2 * 10**8

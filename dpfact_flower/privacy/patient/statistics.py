@@ -40,8 +40,7 @@ entries of Gram matrices and ridges. Products of smaller numbers could be subnor
 on subnormal numbers take a hundred times as long. A server could then choose factors for which the
 duration of a round reveals whether a given patient is present."""
 _MOST_RIDGE = 1e100
-"""Limit above which a ridge counts as infinite. Dividing by a larger ridge would also give
-subnormal numbers."""
+"""Larger ridges count as infinite. Dividing by a larger ridge would also give subnormal numbers."""
 MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
 `_SAFETY` outweighs rounding errors in the norm of a patient's contribution."""

@@ -24,8 +24,7 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
         return []
     return [
         site for site in question.sites
-        if site not in openings
-        and len(_shares(site, question, openings)) < terms.threshold
+        if site not in openings and len(_shares(site, question, openings)) < terms.threshold
     ]  # fmt: skip
 
 

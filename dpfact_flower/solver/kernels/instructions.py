@@ -24,7 +24,6 @@ Registers = tuple[int, ...]
 Pointer = Any
 Offsets = tuple[int, ...]
 """First row of each mode in a stack, then the number of rows. numba unrolls loops over tuples."""
-
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
 """Flags that let LLVM merge a multiplication and an addition, but preserve NaN and infinity."""

@@ -35,7 +35,6 @@ from dpfact_flower.tensor.stack import aligned_zeros
 
 _TOGETHER = REGISTERS // 8
 """Maximum number of registers per slice at which the processor can hold slices of three rows."""
-
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
