@@ -73,8 +73,8 @@ def refine_factor(
 
     The sites computed `releases` from `factors`, and added noise of standard deviation `sigma`.
     `shrink` is the soft threshold, in standard deviations of the noise in the sum over sites. `tau`
-    is the number of passes over the columns. A phenotype's elastic term has the weight `pull` times
-    the phenotype's usage, plus a floor (`_FLOOR`). Columns that would become zero stay unchanged.
+    is the number of passes over the columns. A phenotype's elastic term has weight `pull` times the
+    phenotype's total usage, plus a floor (`_FLOOR`). Columns that would become zero stay unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()

@@ -46,8 +46,8 @@ def discrete_gaussian(
     return samples
 
 
-# Below, `words` holds the random bits, and `cursor[0]` is the position of the next unread bit. At
-# the end, `_take` returns -1, so that every loop ends, and `_fill` discards the incomplete sample.
+# Below, `words` holds random bits, and `cursor[0]` is the position of the next unread bit. After
+# the last bit, `_take` returns -1, every loop ends, and `_fill` discards the incomplete sample.
 
 
 @compiled()

@@ -181,7 +181,7 @@ def read(
     and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the only
     site or, if there is a table of `sites`, the name of the cohort. Patients who are not in the
     table of sites are left out. Events occur together if they are at most `window_days` days apart.
-    If `window_days` is 0 or None, events of one encounter occur together. `options` go to `Options`.
+    If `window_days` is 0 or None, events of one encounter occur together. `options`: see `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:
