@@ -138,8 +138,9 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
     """Write a strategy's results to its `run_dir`, for ``dpfact report``, ``export`` and ``label``.
 
     Call this function in your own ServerApp after its strategy has run. `vocabularies` holds the
-    public code lists, one per feature mode (see `Vocabulary.load`). After ``resume=True``, an
-    unfinished run's epsilon includes the next round, in which the server may have stopped.
+    public code lists, one per feature mode (see `Vocabulary.load`). Return the run folder. After
+    ``resume=True``, an unfinished run's epsilon includes the round in which the server may have
+    stopped.
     """
     coordinator = strategy.coordinator
     if coordinator.run_dir is None:

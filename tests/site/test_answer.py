@@ -225,7 +225,7 @@ def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
     """The stored factors have no noise. A tiny step in round 2 would publish those of round 1."""
     first = make_noisy_request(data)
     log = refusal(make_noisy_client(data, tmp_path, max_rounds=4), first, caplog)[1]
-    assert "this site has answered 0 in all jobs, and this run needs 5" in log
+    assert "this site has answered 0 rounds in all jobs, and this run needs 5" in log
     client = make_noisy_client(data, tmp_path, max_rounds=5)
     ask(client, first)
     for changes in (
