@@ -3,18 +3,20 @@
 The guarantee holds only if the sensitivity in each `ReleaseEvent` is correct.
 """
 
+import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
-from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.errors import MissingDependencyError, SettingsError, shown
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy import conversions
 from dpfact_flower.privacy.conversions import SLACK, ZCDP_TIGHT
 from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, about_rows_of, claim_of
+
+_logger = logging.getLogger(__name__)
 
 
 def rounded_up(epsilon: float) -> str:
@@ -124,13 +126,13 @@ def account(
         # because this bound does not depend on the data.
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
-        epsilons |= _opinions(events, delta)
+        epsilons |= _opinions(events, delta, epsilons)
         if replacing:
             doubled = [
                 replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
                 for event in events
             ]
-            replacing |= _opinions(doubled, delta)
+            replacing |= _opinions(doubled, delta, replacing)
     claim = claim_of(events)
     figures = tuple(
         Figure(name, epsilon, delta, claim, replacing.get(name, replacing.get(ZCDP_TIGHT)))
@@ -143,11 +145,21 @@ def account(
     )
 
 
-def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
+def _opinions(
+    events: Sequence[ReleaseEvent], delta: float, own: Collection[str]
+) -> dict[str, float]:
+    """Return the epsilons of all accountants that are installed, succeed, and have unused names."""
     epsilons: dict[str, float] = {}
     for name in accountants.names():
-        with suppress(MissingDependencyError):
-            epsilons[name] = accountants.find(name)(events, delta)
+        try:
+            epsilon = float(accountants.find(name)(events, delta))
+            if name in own or not 0 <= epsilon < math.inf:
+                raise ValueError("its name is taken" if name in own else f"it says {epsilon}")
+            epsilons[name] = epsilon
+        except MissingDependencyError:
+            pass
+        except Exception as error:  # a paid run must not fail because of a second opinion
+            _logger.warning("accountant %s is left out: %s", shown(name), error)
     return epsilons
 
 

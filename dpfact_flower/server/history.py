@@ -140,7 +140,7 @@ class Checkpoint:
         with disk_errors(path):  # a file that cannot be opened is not damaged
             path.open("rb").close()
         try:
-            arrays = load_npz(path, ["checksum", "identity", "history", "missed"])
+            arrays = load_npz(path, ["checksum", "identity", "history"])
             if str(arrays.pop("checksum")) != _checksum(arrays):
                 raise DataError("checksum")
         except DataError:
@@ -149,7 +149,7 @@ class Checkpoint:
             ) from None
         identity = json.loads(str(arrays.pop("identity")))
         records = _records(str(arrays.pop("history")).splitlines())
-        missed = _records(str(arrays.pop("missed")).splitlines())
+        missed = _records(str(arrays.pop("missed", "")).splitlines())  # absent before 0.2.0
         return cls(identity, records, arrays, missed)
 
 

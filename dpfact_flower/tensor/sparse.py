@@ -220,8 +220,8 @@ def as_tensor(value: Any) -> SparseTensor:
 
     The input is a NumPy array, a scipy.sparse array, a pyttb tensor or a `sparse.COO` array.
     """
-    if isinstance(value, SparseTensor):
-        return value
+    if isinstance(value, SparseTensor):  # whose constructor checks nothing
+        return SparseTensor.from_coo(value.indices, value.values, value.shape)
     if hasattr(value, "subs") and hasattr(value, "vals"):  # pyttb.sptensor
         return _of_coordinates(value.subs, value.vals, value.shape)
     if hasattr(value, "tocoo"):  # scipy.sparse

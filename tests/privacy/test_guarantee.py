@@ -279,6 +279,21 @@ def test_every_figure_has_its_own_price_by_its_own_conversion():
     assert (second.accountant, second.epsilon, second.replacing) == ("sum", 3 / 8, 3 / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "opinion", "says"),
+    [(GAUSSIAN_DP_DISCRETE, 0.001, "its name is taken"), ("mine", float("nan"), "it says nan"),
+     ("mine", -1.0, "it says -1.0"), ("mine", None, "float")],
+)  # fmt: skip
+def test_an_accountant_that_fails_or_takes_a_name_is_left_out(
+    caplog, monkeypatch, name, opinion, says
+):
+    monkeypatch.setitem(accountants._more, name, lambda *_: opinion)
+    events = [made(2.0, **patients)]
+    assert account(events, 1e-5, second_opinions=True) == account(events, 1e-5)
+    assert f"accountant {name!r} is left out: " in caplog.text
+    assert says in caplog.text
+
+
 def test_the_price_stands_wherever_the_epsilon_does_and_only_where_it_is_one():
     guarantee = account([made(2.0, **patients)], 1e-5)
     price = privacy.rounded_up(guarantee.headline.replacing)

@@ -262,7 +262,9 @@ def test_what_is_no_tensor_of_counts_is_refused(given, says):
 
 def test_our_own_stays_as_it_is_and_its_rows_are_patients():
     tensor = as_tensor(CELLS)
-    assert as_tensor(tensor) is tensor
+    assert as_tensor(tensor).fingerprint() == tensor.fingerprint()
+    with pytest.raises(DataError, match="indices"):
+        as_tensor(SparseTensor(tensor.indices + 10**6, tensor.values, tensor.shape))
     assert len(tensor) == 6
     for rows in (slice(1, 4), [4, 0], np.array([2]), CELLS.sum((1, 2)) > 11):
         np.testing.assert_array_equal(tensor[rows].to_dense(), CELLS[rows])
