@@ -12,8 +12,7 @@ from simulation.paper.systems import SYSTEMS, described
 from simulation.paper.verdicts import RULE, Verdict
 
 COMMANDS = """\
-These commands, tested only on demo data, repeat the evaluation on the full MIMIC-III and on all of
-SynPUF:
+These commands, tested only on demo data, repeat the evaluation on all of MIMIC-III and SynPUF:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
@@ -137,9 +136,9 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
     made = _MADE_BY.get(plan.name, plan.name) + f" STARTS={plan.starts}" * (plan.starts > 1)
     lines = [
         "## How this page was made", "",
-        f"`{made}` wrote this page and its CSV files from {state.finished} fits, "
-        f"which took {state.seconds / 60:.0f} minutes on one core. The code's hash was "
-        f"{state.code}. {_link('settings', files)} lists every system's settings. "
+        f"`{made}` wrote this page and its CSV files from {state.finished} fits "
+        f"({state.seconds / 60:.0f} minutes on one core; code hash {state.code}). "
+        f"{_link('settings', files)} lists every system's settings. "
         f"Delta is {DELTA:g}, as in the paper. The noise has a fixed seed and therefore "
         "protects no patient.", "",
     ]  # fmt: skip

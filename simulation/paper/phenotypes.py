@@ -37,11 +37,10 @@ def section(plan: Plan, results: Results) -> Section:
             tables += _tables(data, {system: results[job] for system, job in jobs_of.items()})
     return Section(
         "Phenotypes",
-        "A phenotype's coefficient is the change in the log odds of death if a patient's "
-        "membership rises by one standard deviation. One maximum-likelihood logistic regression "
-        "gives all coefficients. Wald p-values are not corrected for multiple testing. Counts "
-        "below ten are not shown. The tables of phenotypes come from patient factors, so no "
-        "privacy guarantee covers the tables.",
+        "Coefficients, from one maximum-likelihood logistic regression, are changes in the log "
+        "odds of death per standard deviation of membership. Wald p-values are not corrected for "
+        "multiple testing. Counts below ten are not shown. The tables come from patient factors, "
+        "so no privacy guarantee covers them.",
         [],
         tables,
         [],
@@ -116,9 +115,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype most specific to {site} ({site}'s patients have "
-        f"{100 * weight[column]:.0f} % of the phenotype's squared loadings), and matching "
-        "phenotypes of other models",
+        f"the phenotype most specific to {site} ({100 * weight[column]:.0f} % of its squared "
+        "loadings), and matching phenotypes of other models",
     )  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Traffic",
         "Traffic is the size of all sites' Flower messages in both directions, at rank 50. TRIP's "
-        "sites also send one Lagrange multiplier per factor value. TRIP's multipliers sum to "
-        "zero over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`).",
+        "sites also send one Lagrange multiplier per factor value. The multipliers sum to zero "
+        "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`).",
         [],
         [
             Table(
