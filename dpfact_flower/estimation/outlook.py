@@ -162,8 +162,8 @@ def _sentence(
         f"codes and {plural(facts.rank, 'phenotype')} at epsilon {plan.settings.epsilon:g}"
     )
     good = GOOD_STRENGTH / math.sqrt(facts.rank)
-    share = f"{100 * chance:.0f} in 100"
-    found = f"for about {share} such real cohorts, every model beat all fits to shuffled patients"
+    found = "the estimated chance that all models beat all fits to shuffled patients is "
+    found += f"{100 * chance:.0f} in 100"
     if verdict == "good":
         return f"{planned}: phenotypes are {signal:.1f} times as strong as the noise; {found}."
     ways = [way for lever in levers if (way := _way(lever, facts))]

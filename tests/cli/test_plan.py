@@ -45,7 +45,10 @@ def test_it_foresees_what_helps_and_what_a_site_needs():
     facts = ("--sizes", "5000x5000", "--patients", "100000", "--sites", "6")
     text = plan(*facts)
     found = json.loads(plan(*facts, "--json"))
-    assert f"{100 * found['outlook']['chance']:.0f} in 100" in text
+    assert (
+        f"beat all fits to shuffled patients is {100 * found['outlook']['chance']:.0f} in 100"
+        in text
+    )
     assert "2.4 GB of memory" in text
     needs = found["needs"]
     assert "the server needs about 7.8 GB of memory" in text
