@@ -27,6 +27,8 @@ def test_what_is_not_known_is_not_planned_for():
         verdict, sentence, signal, *_ = outlook_of(made)
         assert (verdict, math.isnan(signal)) == ("unknown", True)
         assert "patients and sites" in sentence
+    asked = {(0, 1): False, (1, 0): False, (1, 1): True}
+    assert {pair: Facts((3,), 2, *pair).known for pair in asked} == asked
 
 
 @given(epsilons, epsilons, st.integers(1, 10**6))
@@ -36,15 +38,12 @@ def test_more_epsilon_is_never_a_worse_outlook(one, other, patients):
     assert low.signal <= high.signal
 
 
-def test_more_codes_sites_or_phenotypes_are_a_worse_outlook():
+def test_the_signal_falls_with_codes_sites_and_phenotypes_and_is_over_the_noise():
     signal = outlook_of(plan()).signal
     assert outlook_of(plan(sizes=(404, 632))).signal == pytest.approx(signal / math.sqrt(2))
     assert outlook_of(plan(sites=24)).signal == pytest.approx(signal / 2)
     assert outlook_of(plan(rank=100)).signal == pytest.approx(signal / 2)
-
-
-def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
-    """The release contains sqrt(2) P, and the noise of T sites on P is symmetric."""
+    # The release contains sqrt(2) P, and the noise of T sites on P is symmetric.
     made = plan(sizes=(60, 90), sites=3, patients=5000, rank=10)
     rng = np.random.default_rng(0)
     noise = np.triu(rng.normal(0, made.start.sigma * math.sqrt(3 / 2), (150, 150)), 1)
@@ -61,22 +60,13 @@ def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
         *(({"epsilon": 8.0}, "good"), ({}, "good"), ({"epsilon": 1.0}, "weak")),
         ({"patients": 1385, "epsilon": 1.0}, "hopeless"),
         ({"patients": 1000, "rank": 10, "epsilon": 2.0}, "hopeless"),
-        # One half of the real cohorts on which the chance was calibrated.
-        ({"sizes": (100, 100), "rank": 10, "patients": 30_744, "epsilon": 2.0}, "good"),
         ({"sizes": (100, 100), "rank": 20, "patients": 30_744, "epsilon": 0.5}, "weak"),
-        ({"rank": 10, "patients": 17_990, "epsilon": 8.0}, "good"),
-        ({"rank": 10, "patients": 17_990, "epsilon": 1.0}, "weak"),
     ],
 )
 def test_the_verdict_on_a_cohort_and_the_sentence_that_says_it(changes, verdict):
     found = outlook_of(plan(**changes))
     assert found.verdict == verdict
     assert SAYS[verdict] in found.sentence
-
-
-def test_one_site_and_one_patient_are_known():
-    asked = {(0, 1): False, (1, 0): False, (1, 1): True}
-    assert {pair: Facts((3,), 2, *pair).known for pair in asked} == asked
 
 
 def test_the_noise_in_a_secure_sum_is_that_of_all_slots_over_the_honest_sites():
@@ -114,9 +104,7 @@ def test_fewer_codes_are_proposed_only_if_a_mode_keeps_as_many_as_there_are_phen
         found = outlook_of(plan(epsilon=2.0, rank=20, patients=patients))
         (codes,) = (lever.good for lever in found.levers if lever.name == "codes")
         assert (codes >= 2 * 20) == ("codes = " in found.sentence) == enough
-
-
-def test_a_lever_is_not_rounded_to_what_a_run_has():
+    # A lever is not rounded to what a run has.
     made = plan(sizes=(202, 316), patients=56_240, rank=20, epsilon=1.0)
     shown = {lever.name: lever.text for lever in outlook_of(made).levers}
     assert (shown["patients"], shown["epsilon"], shown["sites"]) == ("60,000", "1.1", "7")
@@ -137,7 +125,7 @@ def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
     assert "What helps most: " in found.sentence
 
 
-def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
+def test_memory_is_foreseen_and_fewer_codes_are_proposed():
     made = plan(sizes=(5000, 5000), rank=20, patients=100_000)
     assert needs_of(made).memory == 48 * made.start.count > 2e9
     assert needs_of(made).sent > 70e6
@@ -147,9 +135,7 @@ def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
     assert smaller.memory < needs_of(made).memory / 20
     assert needs_of(plan(sizes=(5000, 30), rank=20)).codes == "1970x30"
     assert needs_of(plan()).codes == ""
-
-
-def test_the_server_needs_no_more_for_many_sites_than_their_replies():
+    # For many sites, the server needs no more than for their replies.
     some, many = (plan(sizes=(1500, 1500), sites=sites) for sites in (20, 200))
     assert needs_of(many).server - needs_of(some).server == 180 * 4 * some.start.count
     assert needs_of(plan(sizes=(50, 50))).server == 80e6  # surrogates need this for any lists

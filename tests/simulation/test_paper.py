@@ -65,9 +65,7 @@ def test_a_jobs_key_tells_every_setting_apart():
     jobs = [JOB, *(replace(JOB, **{name: value}) for name, value in others.items())]
     assert len({job.key("one") for job in jobs}) == len(jobs)
     assert JOB.key("one") != JOB.key("other")
-
-
-def test_a_fit_is_made_once_with_all_that_anybody_measures_of_it():
+    # A fit is computed once, with all measures that any job requests.
     scored, told, other = replace(JOB, splits=3), replace(JOB, tables=True), replace(JOB, seed=1)
     jobs = merged([JOB, scored, other, told])
     assert jobs == {JOB: replace(JOB, splits=3, tables=True), other: other}
@@ -196,10 +194,7 @@ def test_a_perfect_predictor_scores_one_and_scale_does_not_matter(small):
     scaled = [1000 * values + 7 for values in noise]
     one, other = (measures.death_scores(x, small, 4)["overall"] for x in (noise, scaled))
     np.testing.assert_allclose(one, other, atol=1e-3)
-
-
-def test_a_predictor_is_scored_on_patients_it_was_not_trained_on(small):
-    """Many random columns fit the training patients well, but do not predict others."""
+    # Many random columns fit the training patients well, but do not predict others.
     rng = np.random.default_rng(2)
     noise = [rng.random((len(site), 80)) for site in small.sites]
     assert abs(np.mean(measures.death_scores(noise, small, 8)["overall"]) - 0.5) < 0.08
@@ -209,16 +204,13 @@ def traffic_job(system, rank=10):
     return compute(Job("paper-synthetic", system, rank, 2, sites=5)).values["rounds"]
 
 
-def test_dpfact_sends_two_sets_of_factors_where_trip_sends_three():
+def test_dpfact_sends_two_sets_of_factors_where_trip_sends_three_and_patient_mode_a_start():
     sets = {
         system: (sum(traffic_job(system, rank=30)[-1].values())
                  - sum(traffic_job(system)[-1].values())) / (20 * 1100 * 4 * 5)
         for system in ("dpfact", "trip", "trip-lean")
     }  # fmt: skip
     assert sets == pytest.approx({"dpfact": 2, "trip": 3, "trip-lean": 2}, abs=2e-3)
-
-
-def test_patient_modes_start_is_counted_too():
     job = Job("demo-icu", "patient", 10, 2, sites=5, epsilon=1.0, delta=1e-4)
     rounds = compute(job).values["rounds"]
     pairs = 320 * 321 // 2

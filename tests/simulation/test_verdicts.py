@@ -14,7 +14,7 @@ from simulation.paper.verdicts import answer, difference, tally
 PLAN = QUICK.on("demo-icu")
 
 
-def test_answers_follow_from_cases():
+def test_answers_follow_from_cases_and_cases_from_intervals():
     cases = {
         "": "not measured", "supports": "yes", "supports open": "partly",
         "supports contradicts": "partly", "open contradicts": "no", "contradicts": "no",
@@ -22,36 +22,6 @@ def test_answers_follow_from_cases():
     }  # fmt: skip
     assert {each: answer(each.split()) for each in cases} == cases
     assert tally(["supports", "open", "open"]) == "1 of 3 support, 2 open"
-
-
-def test_the_interval_is_students():
-    rng = np.random.default_rng(1)
-    one, other = rng.random(10), rng.random(10)
-    found = difference(one, other)
-    plain = stats.ttest_rel(one, other)
-    assert found.mean == pytest.approx(np.mean(one - other))
-    assert found.spread == pytest.approx(np.std(one - other, ddof=1))
-    assert found.p == pytest.approx(plain.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(plain.confidence_interval(0.95)))
-
-
-def test_over_splits_it_is_nadeau_and_bengios():
-    rng = np.random.default_rng(1)
-    one, other = rng.random(10), rng.random(10)
-    found = prediction.paired(one, other)
-    plain = stats.ttest_rel(one, other)
-    t = plain.statistic * math.sqrt((1 / 10) / (1 / 10 + 0.4 / 0.6))
-    assert found.p == pytest.approx(2 * stats.t.sf(abs(t), 9))
-    assert found.p > plain.pvalue
-    wide = plain.confidence_interval(0.95)
-    assert (found.high - found.low) / (wide.high - wide.low) == pytest.approx(
-        math.sqrt((1 / 10 + 0.4 / 0.6) * 10)
-    )
-    same = prediction.paired(one, one)
-    assert (same.mean, same.p, same.case("above")) == (0.0, 1.0, "open")
-
-
-def test_an_interval_decides_a_case():
     clear, unclear = difference([1.0, 1.1, 0.9], [0, 0, 0]), difference([1.0, -0.9, 0.5], [0, 0, 0])
     assert (clear.case("above"), clear.case("below")) == ("supports", "contradicts")
     assert (unclear.case("above"), unclear.case("below")) == ("open", "open")
@@ -61,6 +31,27 @@ def test_an_interval_decides_a_case():
     assert clear.case_within(0.05, 0.2) == "contradicts"
     assert difference([0.0, 0.001, 0.0], [0, 0, 0]).case_within(0.05, 0.2) == "contradicts"
     assert unclear.case_within(0.05, 0.2) == "open"
+
+
+def test_the_interval_is_students_and_over_splits_nadeau_and_bengios():
+    rng = np.random.default_rng(1)
+    one, other = rng.random(10), rng.random(10)
+    found = difference(one, other)
+    plain = stats.ttest_rel(one, other)
+    assert found.mean == pytest.approx(np.mean(one - other))
+    assert found.spread == pytest.approx(np.std(one - other, ddof=1))
+    assert found.p == pytest.approx(plain.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(plain.confidence_interval(0.95)))
+    found = prediction.paired(one, other)
+    t = plain.statistic * math.sqrt((1 / 10) / (1 / 10 + 0.4 / 0.6))
+    assert found.p == pytest.approx(2 * stats.t.sf(abs(t), 9))
+    assert found.p > plain.pvalue
+    wide = plain.confidence_interval(0.95)
+    assert (found.high - found.low) / (wide.high - wide.low) == pytest.approx(
+        math.sqrt((1 / 10 + 0.4 / 0.6) * 10)
+    )
+    same = prediction.paired(one, one)
+    assert (same.mean, same.p, same.case("above")) == (0.0, 1.0, "open")
 
 
 def verdicts(section, result, plan=PLAN):
