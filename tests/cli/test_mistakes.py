@@ -98,6 +98,7 @@ MISTAKES = (
     Mistake("roll-up of a missing mode", EVENTS + " --roll-up drugs=first3"),
     Mistake("roll-up of other codes", EVENTS + " --roll-up diagnoses=chapter",
             {"d.csv": D.replace("4019", "x-ray").replace("41401", "scan").encode()}),
+    Mistake("roll-up of diagnoses for procedures", EVENTS + " --roll-up procedures=icd3"),
     # the command
     Mistake("only one mode", "events --name north --out out --mode diagnoses=d.csv"),
     Mistake("invalid site name", EVENTS.replace("--name north", "--name St.\\ Mary's")),
