@@ -35,6 +35,9 @@ FROM stays GROUP BY subject_id;
 SELECT 'ADMISSIONS', count(DISTINCT subject_id) FROM admissions
 WHERE subject_id NOT IN (SELECT patient FROM patients);
 
+-- @warn patients who are not in it, labelled 0
+SELECT 'ADMISSIONS', count(*) FROM patients ANTI JOIN admissions ON subject_id = patient;
+
 -- @label died
 SELECT subject_id FROM admissions WHERE hospital_expire_flag;
 
@@ -51,11 +54,14 @@ CREATE VIEW coded AS
 SELECT 'procedures' AS mode, * FROM procedures
 UNION ALL SELECT 'diagnoses', * FROM diagnoses;
 
+-- @refuse column icd9_code must be codes without a final .0 (in pandas, read codes with dtype=str)
+SELECT upper(mode) || '_ICD', count(*) FROM coded WHERE icd9_code LIKE '%.0' GROUP BY mode;
+
 -- @count rows without a code or a patient, left out
 SELECT upper(mode) || '_ICD', count(*) FROM coded
 WHERE icd9_code IS NULL OR subject_id IS NULL GROUP BY mode;
 
--- @count rows with short codes, which may lack leading zeros
+-- @warn rows with short codes, which may lack leading zeros
 SELECT upper(mode) || '_ICD', count(*) FROM coded WHERE length(icd(icd9_code)) < 3 GROUP BY mode;
 
 -- @events

@@ -70,6 +70,9 @@ GROUP BY subject_id;
 SELECT 'admissions', count(DISTINCT subject_id) FROM admissions
 WHERE subject_id NOT IN (SELECT patient FROM patients);
 
+-- @warn patients who are not in it, labelled 0
+SELECT 'admissions', count(*) FROM patients ANTI JOIN admissions ON subject_id = patient;
+
 -- @label died
 SELECT subject_id FROM admissions WHERE hospital_expire_flag;
 
@@ -88,6 +91,9 @@ CREATE VIEW coded AS
 SELECT 'procedures' AS mode, * FROM procedures
 UNION ALL SELECT 'diagnoses', * FROM diagnoses;
 
+-- @refuse column icd_code must be codes without a final .0 (in pandas, read codes with dtype=str)
+SELECT mode || '_icd', count(*) FROM coded WHERE icd_code LIKE '%.0' GROUP BY mode;
+
 -- @count rows without a code or a patient, left out
 SELECT mode || '_icd', count(*) FROM coded
 WHERE icd_code IS NULL OR subject_id IS NULL GROUP BY mode;
@@ -97,7 +103,7 @@ SELECT mode || '_icd', count(*) FROM coded
 WHERE icd_code IS NOT NULL AND subject_id IS NOT NULL
     AND coalesce(icd_version NOT IN ('9', '10'), true) GROUP BY mode;
 
--- @count rows with short codes, which may lack leading zeros
+-- @warn rows with short codes, which may lack leading zeros
 SELECT mode || '_icd', count(*) FROM coded
 WHERE length(replace(icd_code, '.', '')) < 3 GROUP BY mode;
 

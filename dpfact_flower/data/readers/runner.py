@@ -20,9 +20,9 @@ if the source lacks ``FILE``, and the read report states the consequence.
 
 ``-- @names SYSTEM`` needs a ``CREATE TABLE`` statement. The table is filled with the codes and
 names of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs
-a query that returns table names and counts, which are reported as WHAT. ``-- @refuse REQUIREMENT``
-needs a query that returns table names and the number of each table's wrong rows. If a row is wrong,
-reading fails, and the error states the requirement.
+a query that returns table names and counts, which are reported as WHAT. ``-- @warn WHAT`` logs them
+as warnings too. ``-- @refuse REQUIREMENT`` needs a query that returns table names and the number of
+each table's wrong rows. If a row is wrong, reading fails, and the error states the requirement.
 
 ``-- @events`` needs a query that returns mode, patient, code and, if the window needs these
 columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After
@@ -82,7 +82,7 @@ _DIRECTIVE = re.compile(r"^-- @(\w+) *(.*)$", re.MULTILINE)
 _END = re.compile(r";[ \t]*$", re.MULTILINE)
 _MORE = {"load": {"when", "where", "there", "optional"}, "label": {"when"}, "stays": {"when"}}
 """The further directives that each main directive may have."""
-_KINDS = {*_MORE, "names", "count", "refuse", "events", "describe", "patients"}
+_KINDS = {*_MORE, "names", "count", "warn", "refuse", "events", "describe", "patients"}
 _CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
 _VALUE = re.compile(r"\$([a-z]\w*)")
 _TAKEN = {
@@ -293,11 +293,11 @@ class _Work:
         sql = self._filled(statement.sql)
         if statement.kind == "load":
             self._load(statement, sql, source)
-        elif statement.kind in ("count", "refuse"):
+        elif statement.kind in ("count", "warn", "refuse"):
             for place, number in connection.execute(sql).fetchall():
                 if number and statement.kind == "refuse":
                     raise DataError(f"{place}: {what}; {number} are not")
-                count(connection, place, what, number)
+                count(connection, place, what, number, warn=statement.kind == "warn")
         elif statement.kind == "events":
             self._add_events(sql)
         elif statement.kind == "describe":
@@ -418,6 +418,9 @@ class _Work:
             what = "tables without a hospital stay that has both dates: no label readmitted"
             count(self.connection, "stays", what, 1)
             return
+        undated = count_rows(self.connection, f"({stays})", "begun IS NULL OR ended IS NULL")
+        what = "rows that lack a date, ignored by the label readmitted"
+        count(self.connection, "stays", what, undated, warn=True)
         again = f"""SELECT patient FROM (
                         SELECT patient, begun, max(ended) OVER (PARTITION BY patient
                             ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)

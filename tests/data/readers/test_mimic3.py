@@ -4,6 +4,7 @@ import logging
 import pytest
 
 from dpfact_flower.data.readers.runner import read
+from dpfact_flower.errors import DataError
 
 # Patient 1: NICU first, then SICU. Patient 2: MICU, dies in the second admission. Patient 3: has no
 # procedure. Patient 4: two MICU stays that begin together. Patient 5: never in an ICU.
@@ -73,6 +74,17 @@ def test_descriptions_are_not_needed(folder, caplog):
         cohort = read("mimic3", folder)
     assert cohort.vocabularies[1].descriptions == ("", "", "")
     assert "D_ICD_DIAGNOSES" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["demo"], indirect=True)
+def test_missing_admissions_and_codes_that_became_fractions_are_said(folder, caplog):
+    (folder / "admissions.csv").write_text(TABLES["admissions"].replace(",1,1", ",9,1"))
+    assert read("mimic3", folder).sites
+    assert "ADMISSIONS: patients who are not in it, labelled 0: 1" in caplog.text
+    path = folder / "procedures_icd.csv"
+    path.write_text(TABLES["procedures_icd"].replace("0040", "66.0"))
+    with pytest.raises(DataError, match=r"PROCEDURES_ICD: column icd9_code must .* \.0 .*; 6 are"):
+        read("mimic3", folder)
 
 
 def test_logs_hold_no_patient(tmp_path, caplog):
