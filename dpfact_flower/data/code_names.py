@@ -65,11 +65,11 @@ def split_code(code: str) -> tuple[str, str]:
     return (match[1] or "").lower(), match[2].replace(".", "").upper()
 
 
-def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version ("9" or "10") whose format fits more codes. Ignore prefixed codes."""
+def version_of(codes: Iterable[str]) -> tuple[str, int]:
+    """Return the ICD version of most codes without a prefix, and how many fit only the other."""
     bare = {code for prefix, code in map(split_code, codes) if not prefix}
-    nine, ten = (sum(category(version, code) != "" for code in bare) for version in ("9", "10"))
-    return "10" if ten > nine else "9"
+    nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
+    return ("10", len(nine - ten)) if len(ten) > len(nine) else ("9", len(ten - nine))
 
 
 def category(version: str, code: str) -> str:
@@ -88,9 +88,8 @@ def chapter(version: str, code: str) -> Chapter | None:
 
 
 def _body_system(version: str, code: str) -> str:
-    if (group := chapter(version, code)) is None:
-        return ""
-    return [name for first, name in group.systems if first <= code][-1]
+    group = chapter(version, code)
+    return [name for first, name in group.systems if first <= code][-1] if group else ""
 
 
 _PATHS = {
@@ -214,7 +213,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
     if procedures:
         possible = ("icd9pcs", "icd10pcs")
     elif not _OTHER_MODES.search(mode):
-        if version_of(codes) == "10":
+        if version_of(codes)[0] == "10":
             possible = ("icd10cm",) * (len({code[:1] for code in bare}) >= _LETTERS)
         else:
             possible = ("icd9cm",) * any(map(_ONLY_ICD9CM.fullmatch, map(str.upper, codes)))

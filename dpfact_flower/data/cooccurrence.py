@@ -30,8 +30,8 @@ from dpfact_flower.data.clinical_events import (
     refuse_equal_hashes,
     table_of,
 )
-from dpfact_flower.data.code_names import named
-from dpfact_flower.data.roll_up import roll_up
+from dpfact_flower.data.code_names import named, systems, version_of
+from dpfact_flower.data.roll_up import OF_DIAGNOSES, roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
 from dpfact_flower.data.tables import count_rows, literal
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
+_OTHER_VERSION = "codes of the other ICD version; to mix both, begin each code with icd9: or icd10:"
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,14 @@ def build_cohort(
     site ``other``, which may still have fewer than `min_patients` patients.
     """
     refuse_equal_hashes(connection)
-    for mode, how in (options.rolled_up or {}).items():
-        roll_up(connection, mode, how)
+    for mode in modes:
+        how = (options.rolled_up or {}).get(mode)
+        found = connection.execute("SELECT code FROM codes WHERE mode = ?", [mode]).fetchall()
+        codes = [code for (code,) in found]
+        if how in OF_DIAGNOSES or not {"icd9cm", "icd10cm"}.isdisjoint(systems(mode, codes)):
+            count(connection, mode, _OTHER_VERSION, version_of(codes)[1], warn=True)
+        if how:
+            roll_up(connection, mode, how)
     vocabularies = choose_vocabularies(connection, modes, options)
     _name_sites(connection, name)
     _count_cells(connection, vocabularies, window)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Grouping = Callable[[str, str], list[tuple[str, str]]]
 """Maps an ICD version (9 or 10) and a code without prefix or dots to (group, name) pairs."""
-_OF_DIAGNOSES = ("icd3", "chapter", "ccs")
+OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
 _FIRST = re.compile(r"first([1-9])")
 
@@ -47,7 +47,7 @@ def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
     described = dict(rows)  # frequent codes come first
     systems = code_names.systems(mode, list(described))
     procedures = code_names.PROCEDURES.search(mode) or any(s.endswith("pcs") for s in systems)
-    if procedures and how in _OF_DIAGNOSES:
+    if procedures and how in OF_DIAGNOSES:
         raise SettingsError(
             f"roll-up: {how} groups diagnoses, but {mode} holds procedures; "
             f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
@@ -60,6 +60,10 @@ def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
     events, codes = replace_codes(connection, mode, members, texts)
     count(connection, mode, f"codes before the roll-up by {Path(how).name}", len(described))
     count(connection, mode, "codes without a group, left out", codes)
+    if how == "ccs":
+        sure, _ = _groups(described, systems, how, ccs(unanimous=True))
+        unsure = sum(map(len, members.values())) - sum(map(len, sure.values()))
+        count(connection, mode, "truncated codes, now in the commonest group", unsure, warn=True)
     count(connection, mode, "events of codes without a group, left out", events)
 
 
@@ -67,16 +71,14 @@ def _groups(
     described: Mapping[str, str], systems: Sequence[str], how: str | Path, grouping: Grouping
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return each group's codes and description. `systems` is parallel to `described`."""
-    default = code_names.version_of(described)
+    default, _ = code_names.version_of(described)
     members: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
     for code, system in zip(described, systems, strict=True):
         prefix, bare = code_names.split_code(code)
         version = code_names.VERSIONS.get(prefix, default)
         keeps_prefix = prefix in code_names.VERSIONS and how != "ccs"
-        named_as = system if _FIRST.fullmatch(str(how)) else ""
-        if how == "icd3":
-            named_as = f"icd{version}cm"
+        named_as = f"icd{version}cm" * (how == "icd3") or system * bool(_FIRST.fullmatch(str(how)))
         for bare_group, name in grouping(version, bare):
             group = f"{prefix}:{bare_group}" if keeps_prefix else bare_group
             members.setdefault(group, []).append(code)
@@ -93,9 +95,7 @@ def _groups(
 
 def _grouping(how: str | Path) -> Grouping:
     if how == "icd3":
-        return lambda version, code: (
-            [(group, "")] if (group := code_names.category(version, code)) else []
-        )
+        return lambda version, code: [(g, "")] if (g := code_names.category(version, code)) else []
     if how == "chapter":
         return lambda version, code: (
             [(f"{c.first}-{c.last}", c.name)] if (c := code_names.chapter(version, code)) else []

