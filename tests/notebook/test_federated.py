@@ -149,7 +149,7 @@ def test_frames_by_site_count_what_they_left_out():
     sites = {"0north": pd.concat([HERE, HERE.tail(1)]), "0south": odd}
     cohort = as_cohort(sites)
     assert [site.name for site in cohort.sites] == ["0north", "0south"]
-    what = "identifiers that differ from another only in leading zeros, a final .0 or case"
+    what = "identifiers like 1E+17, or that differ only in leading zeros, a final .0 or case"
     assert ("patients", what, 2) in cohort.read_report
     assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
     with pytest.raises(DataError, match=r"site name: must be .* got '0/north'"):

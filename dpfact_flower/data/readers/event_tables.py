@@ -75,8 +75,9 @@ _ODD_CODES = {
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
 """SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
-_ODD_PEOPLE = """(FROM people QUALIFY count(*) OVER (PARTITION BY
-    regexp_replace(regexp_replace(lower(patient), '[.,]0+$', ''), '(^|/)0+', '\\1', 'g')) > 1)"""
+_ODD_PEOPLE = r"""(FROM people QUALIFY patient SIMILAR TO '(.*/)?[\d.,]+[eE][+]\d+' OR count(*)
+    OVER (PARTITION BY regexp_replace(
+        regexp_replace(lower(patient), '[.,]0+$', ''), '(^|/)0+', '\1', 'g')) > 1)"""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -205,7 +206,7 @@ def read(
             _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
         _count_twins(connection, sources)
-        what = "identifiers that differ from another only in leading zeros, a final .0 or case"
+        what = "identifiers like 1E+17, or that differ only in leading zeros, a final .0 or case"
         count(connection, "patients", what, count_rows(connection, _ODD_PEOPLE), warn=True)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
