@@ -68,8 +68,7 @@ CREATE TABLE outpatient (
     desynpuf_id VARCHAR, clm_id VARCHAR, clm_from_dt DATE, clm_admsn_dt DATE DEFAULT NULL,
     nch_bene_dschrg_dt DATE DEFAULT NULL, hcpcs_cd VARCHAR[], icd9_dgns_cd VARCHAR[]);
 
-CREATE VIEW segments (
-    line, patient, claim, day, begun, ended, procedures, diagnoses, part) AS
+CREATE VIEW segments (line, patient, claim, day, begun, ended, procedures, diagnoses, part) AS
 SELECT rowid, * FROM inpatient UNION ALL SELECT rowid, * FROM outpatient;
 
 CREATE TABLE incomplete AS
@@ -80,8 +79,9 @@ WHERE $drop_last_patient GROUP BY part;
 SELECT 'sample ' || part, count(*) FROM incomplete GROUP BY part;
 
 CREATE TABLE claims AS
-SELECT part::INTEGER AS sample, patient, claim, min(day) OVER of_claim AS day,
-    min(begun) OVER of_claim AS begun, min(ended) OVER of_claim AS ended, procedures, diagnoses
+SELECT try_cast(regexp_extract(part, '^\d+') AS INTEGER) AS sample, patient, claim,
+    min(day) OVER of_claim AS day, min(begun) OVER of_claim AS begun,
+    min(ended) OVER of_claim AS ended, procedures, diagnoses
 FROM segments ANTI JOIN incomplete USING (part, patient)
 WHERE patient IS NOT NULL AND claim IS NOT NULL
 WINDOW of_claim AS (PARTITION BY part, patient, claim);

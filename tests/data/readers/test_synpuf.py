@@ -130,6 +130,13 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
     assert cells_of(read("synpuf", folder, window_days=None)) == dated | undated
 
 
+def test_a_second_download_is_of_the_same_sample(folder):
+    expected = cells_of(read("synpuf", folder))
+    name = INPATIENT.format("1 (1)")
+    (folder / name).write_text(text_of(INPATIENT_COLUMNS, ONE))
+    assert cells_of(read("synpuf", folder)) == expected
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
