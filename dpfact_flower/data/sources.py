@@ -185,10 +185,12 @@ def _tables_of(
         check_columns(Rows(place), table.columns, columns)
         wanted = {*table.columns, *table.optional}
         chosen = [column for column in columns if not wanted.isdisjoint((column, list_of(column)))]
+        # in PostgreSQL, names in capitals need quotes, which `there` lacks
+        there = table.there if name.islower() or database.dialect.name != "postgresql" else "true"
         query: Any = (
             sql.select(*(sql.column(columns[column]) for column in chosen))
             .select_from(sql.table(name, schema=schema))
-            .where(sql.text(table.there.replace("$schema", quote_schema(schema))))
+            .where(sql.text(there.replace("$schema", quote_schema(schema))))
         )
         streamed = database.execution_options(stream_results=True, yield_per=_CHUNK)
         with _spilled(connection, into, table, chosen) as writer:

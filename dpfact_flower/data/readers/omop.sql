@@ -103,6 +103,9 @@ CREATE TABLE visits (
 -- @when $by <> 'none'
 CREATE TABLE care_sites (care_site_id VARCHAR, care_site_name VARCHAR);
 
+UPDATE care_sites SET care_site_name = care_site_name || '-' || care_site_id WHERE care_site_name IN
+    (SELECT care_site_name FROM care_sites GROUP BY ALL HAVING count(DISTINCT care_site_id) > 1);
+
 CREATE VIEW own_sites AS
 SELECT person_id, care_site_id FROM persons WHERE $by = 'person'
 UNION ALL

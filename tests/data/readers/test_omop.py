@@ -154,6 +154,9 @@ def test_the_same_visit_and_the_care_sites(cdm):
     by_person = read("omop", cdm, name="all", by="person")
     found = {site.name: site.patients for site in by_person.sites}
     assert found == {"North": ("1",), "South": ("2",)}
+    (cdm / "CARE_SITE.csv").write_text("care_site_id,care_site_name\n7,A\n8,A\n9,B\n9,B\n")
+    by_person = read("omop", cdm, name="all", by="person")
+    assert [site.name for site in by_person.sites] == ["A-7", "A-8"]
 
 
 def test_every_form_gives_the_same(cdm, tmp_path):
@@ -198,6 +201,10 @@ def test_a_real_postgresql_server(cdm, postgres):
         source.fetch("found", Table("person", ["person_id"], there=is_read_only))
         assert count_rows(connection, "found") == 3
     expected = read("omop", cdm, name="north", drugs=True)
+    assert_same_sites(read("omop", postgres, name="north", drugs=True, schema="CDM 5"), expected)
+    with psycopg.connect(postgres, autocommit=True) as database:
+        for table in "concept", "concept_ancestor":
+            database.execute(f'ALTER TABLE "CDM 5".{table} RENAME TO "{table.upper()}"')
     assert_same_sites(read("omop", postgres, name="north", drugs=True, schema="CDM 5"), expected)
     with pytest.raises(DataError, match="lacks the table procedure_occurrence in the schema"):
         read("omop", postgres, name="north")
