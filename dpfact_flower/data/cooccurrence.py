@@ -158,7 +158,7 @@ def choose_vocabularies(
         size is None or (type(size) is int and size > 0) for size in top
     ):
         raise SettingsError(
-            f"top: need a positive integer or None for each of {', '.join(modes)}; got {top!r}"
+            f"top: need positive numbers or None for {', '.join(modes)}, as in 5x5; got {top!r}"
         )
     logger.warning(
         "the code lists are made from these patients, and no privacy guarantee covers the lists: "

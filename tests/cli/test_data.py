@@ -54,6 +54,7 @@ def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
         (["--mode", "procedures"], "--mode: need NAME=FILE, got 'procedures'"),
         (["--mode", "procedures=x.csv"], "--mode: procedures is given twice"),
         (["--top", "2y2"], "--top: need numbers of codes, such as 202x316"),
+        (["--top", "5"], r"for procedures, diagnoses, as in 5x5; got \(5,\)"),
         (["--window", "0"], r"p\.csv: lacks the column\(s\) encounter"),
     ],
 )
