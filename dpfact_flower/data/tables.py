@@ -255,6 +255,7 @@ def load_table(
     ) as error:  # fmt: skip
         causes = "is it cut off" + ", or not gzipped though named .gz" * (kind == "CSV")
         causes += ", or in windows-1252" * (dialect.encoding == "latin-1")
+        causes += ", or not in --encoding, which is for all tables" * (dialect.encoding != "utf-8")
         raise DataError(
             f"{place}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None

@@ -76,8 +76,7 @@ _ODD_CODES = {
 }
 """SQL for codes that may be mistakes. Such codes are read unchanged and counted in a warning."""
 _ODD_PEOPLE = r"""(FROM people QUALIFY patient SIMILAR TO '(.*/)?[\d.,]+[eE][+]\d+' OR count(*)
-    OVER (PARTITION BY regexp_replace(
-        regexp_replace(lower(patient), '[.,]0+$', ''), '(^|/)0+', '\1', 'g')) > 1)"""
+    OVER (PARTITION BY regexp_replace(lower(patient), '[.,]0+$|(^|/)0+', '\1', 'g')) > 1)"""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -258,7 +257,8 @@ def _refuse_no_text(
 ) -> None:
     how = f", in pandas with replace('', None).dropna(subset={column!r})" * isinstance(place, Rows)
     rule = "printable text other than NaN or NULL in every row"
-    refuse_rows(connection, table, bad, place, column, rule, f"; delete these rows first{how}")
+    advice = f"; replace tabs and no-break spaces, or delete these rows first{how}"
+    refuse_rows(connection, table, bad, place, column, rule, advice)
 
 
 def _load_rows(
