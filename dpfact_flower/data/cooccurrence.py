@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
-_OTHER_VERSION = "codes of the other ICD version; to mix both, begin each code with icd9: or icd10:"
+_OTHER_VERSION = "codes of the other ICD version (to mix both, begin codes with icd9: or icd10:)"
 
 
 @dataclass(frozen=True)

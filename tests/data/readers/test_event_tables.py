@@ -237,7 +237,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
     assert ("diagnoses", what, 4) in events.read(tables, "north").read_report
     mixed = "\n1,2024-01-01,".join(["patient,time,code", "I10", "E11.9", "N17", "J18", "486"])
     tables["diagnoses"] = write("mixed.csv", mixed)
-    what = "codes of the other ICD version; to mix both, begin each code with icd9: or icd10:"
+    what = "codes of the other ICD version (to mix both, begin codes with icd9: or icd10:)"
     for how in {}, {"diagnoses": "icd3"}:
         assert ("diagnoses", what, 1) in events.read(tables, "n", rolled_up=how).read_report
 
