@@ -49,10 +49,8 @@ RANK = 4
 def count_tensor(patients: int, seed: int) -> SparseTensor:
     """Draw counts from a random non-negative model, with a few cells per patient."""
     rng = np.random.default_rng(seed)
-    sizes = (patients, *CODES.values())
-    factors = [rng.gamma(0.3, 1.0, (size, RANK)) for size in sizes]
-    rate = np.einsum("ir,jr,kr->ijk", *factors)
-    counts = rng.poisson(rate)
+    factors = [rng.gamma(0.3, 1.0, (size, RANK)) for size in (patients, *CODES.values())]
+    counts = rng.poisson(np.einsum("ir,jr,kr->ijk", *factors))
     counts[np.arange(patients), 0, 0] += 1  # every patient has a cell
     return as_tensor(counts)
 

@@ -23,8 +23,7 @@ def charge(
         for place, unit in enumerate(units)
     )  # fmt: skip
     release = Release((np.full(values, SECRET, np.float32),), events)
-    key = ReleaseKey("f" * 64, job, number, "asked")
-    ledger.charge(key, "terms", release, ledger.head())
+    ledger.charge(ReleaseKey("f" * 64, job, number, "asked"), "terms", release, ledger.head())
 
 
 def rows_in(folder: Path) -> tuple[LedgerRow, ...]:

@@ -126,18 +126,15 @@ def test_a_slow_site_holds_nobody_up_and_counts(play):
 
 
 def test_who_was_lost_is_asked_the_same_again_and_pays_once(play):
-    crashed = {(2, 3): Error(8, "crashed"), (3, 2): GONE, (3, 3): GONE}
-    network = Network(THREE, crashed)
-    it = play(network)
-    assert failures(it) == []
+    network = Network(THREE, {(2, 3): Error(8, "crashed"), (3, 2): GONE, (3, 3): GONE})
+    assert failures(play(network)) == []
     assert [number for _, number in network.asked[2]] == [1, 2, 3, 3, *range(4, 11)]
     assert [number for _, number in network.asked[3]] == [1, 2, 2, 2, *range(4, 11)]
     assert network.paid == {"a": 10, "b": 9, "c": 10}
 
 
 def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_round(play):
-    silent = {(4, 3): SILENT, (4, 4): SILENT}
-    network = Network(THREE, silent)
+    network = Network(THREE, {(4, 3): SILENT, (4, 4): SILENT})
     it = play(network, round_timeout=45.0, wait_timeout=45.0)
     assert failures(it) == [("c (node 4)", "no reply within 45 s")]
     assert [number for _, number in network.asked[4]] == [1, 2, 3, 3, 7, 8, 9, 10]
@@ -146,8 +143,7 @@ def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_roun
 
 def test_a_refusal_is_final_for_the_round(play):
     network = Network(TWO, {(3, 4): Error(2, "dpfact:state")})
-    it = play(network)
-    assert failures(it) == [("b (node 3)", "error 2: dpfact:state")]
+    assert failures(play(network)) == [("b (node 3)", "error 2: dpfact:state")]
     assert [number for _, number in network.asked[3]] == [1, 2, 3, 4, *range(5, 11)]
 
 

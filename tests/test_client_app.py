@@ -46,8 +46,7 @@ def simulated(total):
 
 
 def send(grid, content, kind=MessageType.TRAIN, node=0) -> Message:
-    message = Message(content, grid.get_node_ids()[node], kind)
-    (reply,) = grid.send_and_receive([message])
+    (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[node], kind)])
     return reply
 
 
@@ -103,8 +102,7 @@ def test_a_reply_is_the_one_that_flowers_own_servers_read(grid, request_wire):
 
 def test_a_virtual_client_without_a_site_is_told(cohort_folder, tmp_path, request_wire, caplog):
     grid = InProcessGrid(client_app, simulated(5), run_config(cohort_folder, tmp_path))
-    reply = send(grid, records.ask(*request_wire), node=4)
-    assert reply.error.reason.startswith("dpfact:message")
+    assert send(grid, records.ask(*request_wire), node=4).error.reason.startswith("dpfact:message")
     assert "num-supernodes=3" in caplog.text
 
 
@@ -123,8 +121,7 @@ def test_another_hospitals_file_is_refused_before_anything_is_charged(
     """Its patients would be released again and charged to this hospital's budget."""
     node = site_config(cohort_folder, tmp_path, "site-2") | {"site": "site-1"}
     for more, says in ({}, "site is 'site-1'"), ({"data-site": "site-3"}, "data-site is 'site-3'"):
-        grid = InProcessGrid(client_app, [{**node, **more}])
-        reply = send(grid, records.ask(*request_wire), ask)
+        reply = send(InProcessGrid(client_app, [{**node, **more}]), records.ask(*request_wire), ask)
         assert reply.error.reason.startswith("dpfact:settings")
         assert f"the file belongs to site 'site-2', but {says}" in caplog.text
     assert not (tmp_path / "state").exists()
@@ -207,8 +204,7 @@ def plain_run(cohort, tmp_path_factory):
 
     @cache
     def factors(privacy):
-        config = run_config(folder, folder / privacy)
-        grid = InProcessGrid(client_app, simulated(3), config)
+        grid = InProcessGrid(client_app, simulated(3), run_config(folder, folder / privacy))
         return by_messages(settings_of(privacy), grid).coordinator.factors
 
     return factors

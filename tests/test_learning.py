@@ -125,8 +125,7 @@ def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path)
     usage = cohort.truth.usage
     for phenotype in np.flatnonzero(usage.sum(axis=0) == 1):
         position = int(np.flatnonzero(match.truth == phenotype)[0])
-        used = norms[:, match.estimate[position]] > 0
-        np.testing.assert_array_equal(used, usage[:, phenotype])
+        np.testing.assert_array_equal(norms[:, match.estimate[position]] > 0, usage[:, phenotype])
 
 
 @pytest.mark.parametrize("aggregation", ["sync", "async"])
@@ -187,8 +186,7 @@ def test_a_run_folder_is_complete_and_holds_no_patient(cohort_folder, tmp_path):
     for path in (out / "global_model.npz", out / "checkpoint.npz"):
         with np.load(path) as arrays:
             assert not any(set(arrays[name].shape) & sizes for name in arrays.files)
-    usage = json.dumps(read_json(out / PHENOTYPES))
-    assert "patient_factors" not in usage
+    assert "patient_factors" not in json.dumps(read_json(out / PHENOTYPES))
 
 
 def test_public_names_are_there_and_lazy():

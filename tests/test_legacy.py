@@ -29,8 +29,7 @@ def strategy():
         manager.register(proxy)
     strategy = DPFact((5, 7), solver=SOLVER, privacy=NONE,
                       run=RunSettings(rounds=1, min_sites=1, wait_timeout=1.0))  # fmt: skip
-    start = strategy.initialize_parameters(manager)
-    asked = strategy.configure_fit(1, start, manager)
+    asked = strategy.configure_fit(1, strategy.initialize_parameters(manager), manager)
     assert len(asked) == 2
     return strategy
 

@@ -177,8 +177,7 @@ def test_what_may_stop_a_run_later_is_warned_of(caplog, monkeypatch):
     ]
     monkeypatch.setattr(readiness, "version", lambda _: "0.1.0")
     assert judge(found, quorum=3, leave_out=False) == frozenset()
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    assert [record.getMessage() for record in caplog.records] == [
         "preflight: south (node 3) has version 0.0.9 of dpfact-flower; the server has 0.1.0",
         "preflight: south (node 3): its clock is 130 s behind; use NTP",
         "preflight: east (node 4): its clock is 7 s ahead; use NTP",

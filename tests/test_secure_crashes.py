@@ -203,8 +203,7 @@ def died_and_asked_again(watched, message, before, kill) -> bool:
     rows = fresh.rows("site-2")
     lived = kill(lambda: fresh.answer("site-2", message))
     stage, number = stage_of(message)
-    charged = len(fresh.rows("site-2")) - len(rows)
-    assert charged in (0, 1)
+    assert len(fresh.rows("site-2")) - len(rows) in (0, 1)
     again = fresh.answer("site-2", message)
     assert not again.has_error(), again
     assert not fresh.answer("site-2", message).has_error()  # compared: the same bytes

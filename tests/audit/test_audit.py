@@ -50,8 +50,7 @@ def test_a_finding_passes_within_its_range_and_no_number_never_does():
 
 
 def test_an_audit_that_breaks_off_fails_and_keeps_others_texts_to_itself():
-    quoting = Mock(side_effect=ValueError("could not convert 'patient 17'"))
-    (other,) = guarded("noise", quoting)
+    (other,) = guarded("noise", Mock(side_effect=ValueError("could not convert 'patient 17'")))
     assert not other.passed
     assert other.detail == "ValueError"
     ours = Mock(side_effect=DataError("factors: do not match the tensor's feature modes"))
@@ -75,9 +74,8 @@ def test_sums_at_every_offset_are_numpys_correlate(rng):
     one, two = rng.normal(size=(3, 7)), rng.normal(size=(3, 5))
     products, overlaps = _lagged(one, two)
     expected = sum(np.correlate(a, b, "full") for a, b in zip(one, two, strict=True))
-    counts = np.correlate(np.ones(7), np.ones(5), "full")
     np.testing.assert_allclose(products, expected, atol=1e-12)
-    np.testing.assert_array_equal(overlaps, counts)
+    np.testing.assert_array_equal(overlaps, np.correlate(np.ones(7), np.ones(5), "full"))
 
 
 def test_noise_that_comes_again_later_is_found_and_independent_noise_is_not(rng):
@@ -105,8 +103,7 @@ def test_sites_are_joined_patient_by_patient(target, rng):
 def test_every_canary_is_a_patient_that_the_door_lets_in(name, counting_target, rng):
     transcript = hostile_transcript(counting_target, 0, rng)
     site = subsample(counting_target.site, 4, rng)
-    patient = CANARIES[name](site, transcript, rng)
-    together = joined(site, [patient])
+    together = joined(site, [CANARIES[name](site, transcript, rng)])
     assert together.tensor.n_patients == 5
     assert (together.tensor.nnz == site.tensor.nnz) == (name == "no cell")
 
@@ -133,8 +130,7 @@ def test_two_sites_hear_the_same_and_keep_their_own(target, rng):
         (first, sent), (second, other) = one.play(planned), two.play(planned)
         np.testing.assert_array_equal(first, second)
         assert not np.array_equal(sent.arrays[0], other.arrays[0])
-        noise = noise_of(planned, first, sent.arrays[0])
-        assert stats.kstest(noise, "norm").pvalue > 1e-6
+        assert stats.kstest(noise_of(planned, first, sent.arrays[0]), "norm").pvalue > 1e-6
     assert one.kept.state is None
     start = target.plan.start.round
     assert one.kept.release(start) is two.kept.release(start) is transcript.releases[start]

@@ -194,8 +194,7 @@ def with_seed(*parts):
             }  # fmt: skip
             key = repr([known[part] for part in parts]).encode()
             seed = int.from_bytes(hashlib.sha256(key).digest(), "big")
-            bytes_of = np.random.Generator(np.random.PCG64DXSM(seed)).bytes
-            self._noise = Noise(bytes_of, seeded=False)
+            self._noise = Noise(np.random.Generator(np.random.PCG64DXSM(seed)).bytes, seeded=False)
 
         monkeypatch.setattr(PatientRound, "__init__", init)
 

@@ -181,7 +181,5 @@ def test_status_exits_with_1_until_the_run_is_finished(tmp_path):
 def test_status_cuts_no_nodes_number(tmp_path):
     it, node = begun(tmp_path / "run"), 1797986398149720550
     close(it, 1, ("north", "south"), [Failure(f"node {node}", "no reply within 9 s")])
-    said = dpfact("status", tmp_path / "run", code=1)
-    rows = [line for line in said.splitlines() if "│" in line]
-    cells = [row.partition("│")[0].strip() for row in rows]
-    assert str(node) in "".join(cells)
+    rows = [line for line in dpfact("status", tmp_path / "run", code=1).splitlines() if "│" in line]
+    assert str(node) in "".join(row.partition("│")[0].strip() for row in rows)

@@ -69,8 +69,7 @@ def test_a_hospitals_project_is_ours_with_its_names_and_settings(project):
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_flower_hub_would_take_it(whose, project):
     """Use Flower's checks for `flwr app publish`, and for the bundle that the Hub builds."""
-    app = APP_FOLDER if whose == "ours" else project
-    files = published(app)
+    files = published(APP_FOLDER if whose == "ours" else project)
     assert set(files) == UPLOADED
     bundle, found = build_fab_from_files(files)
     assert found.fab_format_version == 1

@@ -102,8 +102,7 @@ def test_without_patients_and_sites_it_says_that_it_does_not_know():
 
 
 def test_the_largest_sizes_and_what_cannot_be_planned_at_other_epsilons_have_a_plan():
-    text = plan(*FACTS, "-s", "start-share=0.99999", "-s", "refine-rounds=100")
-    assert "What would help" in text
+    assert "What would help" in plan(*FACTS, "-s", "start-share=0.99999", "-s", "refine-rounds=100")
     found = json.loads(plan("--sizes", "10000x9999", "--json"))
     assert found["releases"][0]["count"] == 19999 * 19998 // 2
     plan("--sizes", "1000000x1000000", "-s", "codes=200x300")

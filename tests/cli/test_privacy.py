@@ -13,13 +13,7 @@ import pytest
 from dpfact_flower.audit import Finding
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import SettingsError, StateError, plural
-from dpfact_flower.privacy import (
-    PATIENT_CLAIM,
-    SEEDED_CLAIM,
-    ReleaseEvent,
-    account,
-    rounded_up,
-)
+from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, ReleaseEvent, account, rounded_up
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.release import release_nothing
 from tests.commands import dpfact
@@ -237,8 +231,7 @@ def test_one_failure_is_exit_code_one(monkeypatch):
 
 def test_settings_data_and_site_are_the_users(monkeypatch, cohort_folder):
     asked = fake(monkeypatch, Finding("good", 1, (0, 2)))
-    file = cohort_folder / "site-3.npz"
-    audit("--data", file, "--set", "epsilon=0.7", "--seed", 4)
+    audit("--data", cohort_folder / "site-3.npz", "--set", "epsilon=0.7", "--seed", 4)
     assert asked["data"].name == "site-3"
     assert asked["privacy"].epsilon == 0.7
     assert asked["solver"].rank == 3

@@ -86,8 +86,7 @@ def test_a_phenotype_of_frequent_codes_alone_is_not_trusted():
     distinct = tuple(np.hstack([f, model(5, seed=3)[n]]) for n, f in enumerate(own))
     often = certainty.false_discovery(own, fits(frequent, distinct, distinct, distinct), 2.0)
     assert max(often) < 0.1
-    seldom = certainty.false_discovery(own, fits(frequent, distinct, distinct), 2.0)
-    assert seldom[0] == 0.5
+    assert certainty.false_discovery(own, fits(frequent, distinct, distinct), 2.0)[0] == 0.5
 
 
 def test_chances_rise_with_the_share_of_absent_phenotypes_alone():

@@ -26,8 +26,7 @@ def counts(draw):
     sites = draw(st.integers(1, 4))
     # Few different values give ties, and noise makes counts negative.
     values = st.lists(st.integers(-3, 3), min_size=sum(sizes), max_size=sum(sizes))
-    releases = [np.array(draw(values), np.float32) for _ in range(sites)]
-    return releases, sizes, kept
+    return [np.array(draw(values), np.float32) for _ in range(sites)], sizes, kept
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ def test_the_rank_that_is_suggested_has_a_good_outlook():
 
 @pytest.mark.parametrize("name", ["patients", "epsilon", "sites"])
 def test_a_lever_is_good_from_where_it_says(name):
-    weak = outlook_of(plan(epsilon=2.0))
-    (enough,) = (lever.good for lever in weak.levers if lever.name == name)
+    (enough,) = (lever.good for lever in outlook_of(plan(epsilon=2.0)).levers if lever.name == name)
 
     def at(value):
         # More sites bring patients of their own.

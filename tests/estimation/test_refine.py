@@ -119,8 +119,7 @@ def slow_refine(releases, factors, mode, sigma, shrink, tau, pull):
 def noisy_releases(rng, factors, mode, sites, sigma, patients=30):
     releases = []
     for _ in range(sites):
-        a = rng.random((patients, factors[0].shape[1]))
-        clean = pack(*site_statistics(factors, a, mode))
+        clean = pack(*site_statistics(factors, rng.random((patients, factors[0].shape[1])), mode))
         releases.append((clean + sigma * rng.normal(size=clean.shape)).astype(np.float32))
     return releases
 

@@ -90,8 +90,7 @@ def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
     assert explained(sites, loaded) > explained(sites, Model(F, usage))
     known = [lambda _: loaded, lambda _: None, lambda _: Model(F, usage)]
     monkeypatch.setattr(module, "_candidates", lambda *_: known)
-    found = module._best_candidate(noisy, len(F), RANK, sigma, rng)
-    assert found.F.shape == F.shape
+    assert module._best_candidate(noisy, len(F), RANK, sigma, rng).F.shape == F.shape
 
 
 def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monkeypatch):
@@ -173,8 +172,7 @@ def test_pure_noise_still_gives_valid_factors():
     rng = np.random.default_rng(3)
     codes = sum(SIZES)
     noise = [rng.normal(0, 5, codes * (codes - 1) // 2).astype(np.float32) for _ in range(2)]
-    start = start_factors(noise, SIZES, RANK, 5.0, rng)
-    for factor in start.factors:
+    for factor in start_factors(noise, SIZES, RANK, 5.0, rng).factors:
         assert np.isfinite(factor).all()
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
 
@@ -235,8 +233,7 @@ def test_all_planted_factors_are_found():
     F = np.concatenate(parts)
     sites = sites_of(F, usage)
     begun = grown(sites, RANK, 0.0, np.random.default_rng(0))
-    found = fit_pairs(sites, begun, threshold=0.0, iterations=40)
-    assert factor_match_score([found.F], [F]) > 0.95
+    assert factor_match_score([fit_pairs(sites, begun, threshold=0.0, iterations=40).F], [F]) > 0.95
 
 
 def test_no_more_than_there_are_above_the_noise(two):

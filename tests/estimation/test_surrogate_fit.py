@@ -36,8 +36,7 @@ def single_cells(number=4000, seed=0):
 
 
 def explained(tensor, factors):
-    patients = fitted_patients(tensor, factors, nonnegative=True)
-    return squared_error(tensor, (patients, *factors)).fit
+    return squared_error(tensor, (fitted_patients(tensor, factors, nonnegative=True), *factors)).fit
 
 
 def assert_unit_and_positive(factors):
@@ -191,8 +190,7 @@ def test_phenotypes_are_likely_real_where_they_return_in_halves_of_the_noise(sta
     def chances(sigma):
         rng = np.random.default_rng(3)
         noisy = [each + sigma * rng.standard_normal(each.shape) for each in released]
-        fits = fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng)
-        return false_discovery(own, fits, 1.0)
+        return false_discovery(own, fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng), 1.0)
 
     assert max(chances(SIGMA)) < 0.1
     assert min(chances(2000.0)) > 0.1

@@ -140,8 +140,7 @@ def made(codes, sizes=SIZES, sigma=SIGMA, releases=None):
     """Surrogates of patients with so many codes, or of other releases than started it."""
     own = [released(patients(codes, sizes))]
     start = start_factors(own, sizes, 2, sigma, np.random.default_rng(1))
-    rng = np.random.default_rng(2)
-    return surrogates_of(releases or own, start, sigma, rng, number=2_000)
+    return surrogates_of(releases or own, start, sigma, np.random.default_rng(2), number=2_000)
 
 
 def test_surrogates_are_drawn_where_patients_have_few_codes_alone():

@@ -110,8 +110,7 @@ def test_a_search_leaves_the_phenotypes_that_have_the_word(page):
     assert left.startswith("3 · renal failure")
     assert len(visible(page, ".overview tbody tr")) == 1
     assert page.inner_text("#hits") == "1 of 5"
-    code = page.locator("#phenotype-3 .codes b").first.inner_text()
-    page.fill("#search", code)
+    page.fill("#search", page.locator("#phenotype-3 .codes b").first.inner_text())
     assert page.locator("#phenotype-3").is_visible()
     assert "heart attack" not in page.locator("#phenotype-2").text_content().lower()
     page.fill("#search", "heart attack")

@@ -37,8 +37,7 @@ def three_diseases():
     for phenotype in range(4):
         factor[5 * phenotype : 5 * phenotype + 5, phenotype] = np.linspace(1, 2, 5)
     procedures = np.eye(6, 4) + 0.1
-    lists = (vocabulary(*"abcdef", mode="procedures"), vocabulary(*codes))
-    return (procedures, factor), lists
+    return (procedures, factor), (vocabulary(*"abcdef", mode="procedures"), vocabulary(*codes))
 
 
 def some_model():
@@ -150,8 +149,7 @@ def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
     """401 covers benign and malignant hypertension, 250 diabetes with and without complications."""
     codes = ("428", "491", "401", "250", "786.50", "789.00")
     (systems, ccs) = clinical.classifications([vocabulary(*codes, "786.59", "428.0", "491.0")])
-    groups = dict(zip(codes, ccs.groups[0], strict=False))
-    assert groups == {
+    assert dict(zip(codes, ccs.groups[0], strict=False)) == {
         "428": "ccs:108", "491": "ccs:127", "401": "", "250": "",
         "786.50": "ccs:102", "789.00": "ccs:251",
     }  # fmt: skip

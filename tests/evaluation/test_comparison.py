@@ -65,8 +65,7 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
         "about one disease group (CCS)": "0 of 5", "coherence of leading codes (NPMI)": "0.14",
         "seconds": "7500",
     }  # fmt: skip
-    unknown = {name for name, text in deployed.items() if text == "-"}
-    assert unknown == {
+    assert {name for name, text in deployed.items() if text == "-"} == {
         "patients", EPSILON, "fit", "AUC", "AUC raw codes", "AUC volume", "match with planted",
         "about one body system", "coherence of leading codes (NPMI)",
     }  # fmt: skip

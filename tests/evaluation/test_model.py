@@ -82,12 +82,10 @@ def test_rows_are_the_models_columns_and_top_is_their_head(run, model):
 def test_memberships_are_the_scores_of_a_sites_patients_and_frames_have_them(run, model, cohort):
     site = cohort.sites[0]
     found = model.memberships(site)
-    expected = scores(site.tensor, read_model(run)[0])
-    np.testing.assert_allclose(found.scores, expected, atol=1e-6)
+    np.testing.assert_allclose(found.scores, scores(site.tensor, read_model(run)[0]), atol=1e-6)
     assert (found.without, found.missing) == (0, 0)
     assert found.patients == tuple(map(str, range(1, site.tensor.n_patients + 1)))
-    frame = model.to_frame(top=1)
-    assert list(frame["code"]) == [row.code for row in model.rows(top=1)]
+    assert list(model.to_frame(top=1)["code"]) == [row.code for row in model.rows(top=1)]
     found = model.memberships(cohort.sites[2])
     np.testing.assert_array_equal(found.to_frame().to_numpy(), found.scores)
     assert found.to_frame(has=True).index.name == "patient"

@@ -82,8 +82,7 @@ def test_without_errors_it_is_said_where_they_are_measured(axes, summary):
 
 
 def test_traffic_tells_the_directions_apart_and_marks_failures(axes):
-    records = [record(1), record(2, Failure("b", "late")), record(4, down=3000, up=2000)]
-    plots.traffic(axes, records)
+    plots.traffic(axes, [record(1), record(2, Failure("b", "late")), record(4, down=3000, up=2000)])
     assert marks(axes, "down: server to sites") == [[1, 1.0], [2, 1.0], [4, 3.0]]
     assert marks(axes, "up: sites to server") == [[1, 0.9], [2, 0.9], [4, 2.0]]
     assert marks(axes, "a site failed") == [[2, 0]]

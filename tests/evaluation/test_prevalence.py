@@ -211,8 +211,7 @@ def test_coefficients_agree_with_scikit_learn_and_find_the_risk(spared):
     died = labels_for(A, [1.0, 0, -0.7, 0])
     if spared:
         died[A[:, 3] > LEAST_SCORE] = 0
-    table = described(A, died)
-    found = [p.outcomes["died"] for p in table.phenotypes]
+    found = [p.outcomes["died"] for p in described(A, died).phenotypes]
     reference = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000)
     reference.fit((A - A.mean(0)) / A.std(0), died)
     shown = 3 if spared else 4
@@ -269,8 +268,7 @@ def test_designs_without_an_answer_say_why():
 )
 def test_no_small_number_follows_from_how_many_had_an_outcome(counts, rate):
     has, died = np.repeat([1, 1, 0, 0], counts), np.repeat([1, 0, 1, 0], counts)
-    scores = has[:, None].astype(float)
-    table = described(scores, died)
+    table = described(has[:, None].astype(float), died)
     found = table.phenotypes[0].outcomes["died"]
     assert found.rate == rate
     assert table.rates == {"died": pytest.approx(died.mean())}

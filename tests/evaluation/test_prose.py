@@ -187,8 +187,7 @@ def test_no_two_phenotypes_have_one_title():
     found = made(*({"dx": pair} for pair in pairs))
     assert found == ["Stroke or A", "Stroke or B", "C", "D", "E", "F"]  # A and B are common
     assert made(*[{"dx": ("Stroke",)}] * 2) == ["Stroke (1)", "Stroke (2)"]
-    both = {"principal": ("Stroke",), "secondary": ("Stroke", "Coma")}
-    assert made(both) == ["Stroke with coma"]
+    assert made({"principal": ("Stroke",), "secondary": ("Stroke", "Coma")}) == ["Stroke with coma"]
 
 
 @pytest.mark.parametrize(

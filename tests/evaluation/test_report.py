@@ -327,8 +327,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     page = Page(run)
     assert "Fall: no rates, because some sites have no labels." in page.texts["phenotypes"]
     cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
-    died = "Death: 20.0 % (95 % interval 15.0 to 26.0 %); all analysed patients 25.0 %."
-    assert died in cards[1]
+    assert "Death: 20.0 % (95 % interval 15.0 to 26.0 %); all analysed patients 25.0 %." in cards[1]
     few = "fewer than ten, a rate of at most 27.7 %; all analysed patients"
     assert f"Back in ICU: {few} 50.0 %." in cards[1]
     assert all(f"Death: {few} 25.0 %." in cards[number] for number in (2, 3))

@@ -130,8 +130,7 @@ def test_the_page_has_the_phenotypes_leading_codes_and_each_patients_own(run, si
     names = [chart["patient"] for chart in key_of(sheet)["charts"]]
     for name, text in zip(names, charts, strict=True):
         assert f"<h3>{name} " in text
-        row = site.patients.index(name)
-        dense = site.tensor[[row]].to_dense()[0]
+        dense = site.tensor[[site.patients.index(name)]].to_dense()[0]
         for mode, vocabulary in enumerate(vocabularies):
             weights = dense.sum(axis=1 - mode)
             order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
@@ -242,8 +241,7 @@ def test_a_sheet_of_another_run_or_without_its_key_is_refused(run, sheet, tmp_pa
         read_sheet(other, sheet)
     with pytest.raises(DataError, match=r"none\.key\.json: no such file"):
         read_sheet(run, tmp_path / "none.csv")
-    key = sheet.with_suffix(".key.json")
-    key.write_text("{}")
+    sheet.with_suffix(".key.json").write_text("{}")
     with pytest.raises(DataError, match=r"review\.key\.json: lacks model, phenotype, charts"):
         read_sheet(run, sheet)
     sheet.unlink()

@@ -262,8 +262,7 @@ def test_what_others_can_change_is_refused_with_path_and_way_out(tmp_path, how, 
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
     if how not in ("link", "owner"):  # the proposed command works
-        command = str(error.value).partition("content: ")[2]
-        subprocess.run(command, shell=True, check=True)
+        subprocess.run(str(error.value).partition("content: ")[2], shell=True, check=True)
         files.check_own(path)
 
 

@@ -98,8 +98,7 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
 def test_the_range_is_that_of_the_known_releases_everywhere():
     text = (ROOT / "pyproject.toml").read_text()
     app = (ROOT / "simulation" / "dpfact-app" / "pyproject.toml").read_text()
-    asked = re.findall(r'"flwr(?:\[simulation\])?([<>=][^"]*)"', text + app)
-    assert asked == [flower.RANGE] * 3
+    assert re.findall(r'"flwr(?:\[simulation\])?([<>=][^"]*)"', text + app) == [flower.RANGE] * 3
     allowed = SpecifierSet(flower.RANGE)
     first, last = ((int(part) for part in each.split(".")) for each in flower.KNOWN)
     (major, low), (_, high) = first, last

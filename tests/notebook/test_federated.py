@@ -111,8 +111,7 @@ def test_a_lazy_frame_must_be_collected():
     for refused in (lambda: read_events(lazy), lambda: read_events(HERE, labels=lazy)):
         with pytest.raises(DataError, match=r"not a lazy frame: call its method collect\(\)"):
             refused()
-    empty_column = lazy.collect().with_columns(encounter=None)
-    assert cells_of(read_events(empty_column)) == BY_SITE
+    assert cells_of(read_events(lazy.collect().with_columns(encounter=None))) == BY_SITE
 
 
 def test_times_in_another_form_are_read_with_a_format():
@@ -136,8 +135,7 @@ def test_an_encounter_may_be_the_window():
 
 
 def test_what_is_counted_and_logged_names_frames(caplog):
-    frame = pd.concat([HERE, HERE.tail(1)])
-    cohort = read_events(frame, "here")
+    cohort = read_events(pd.concat([HERE, HERE.tail(1)]), "here")
     assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
     assert not [place for place, *_ in cohort.read_report if "parquet" in place or "/" in place]
     assert "repeated rows, each counted once: 1" in caplog.text
@@ -146,8 +144,7 @@ def test_what_is_counted_and_logged_names_frames(caplog):
 
 def test_frames_by_site_count_what_they_left_out():
     odd = HERE.assign(patient=["7", "7", "7", "007", "007"])
-    sites = {"0north": pd.concat([HERE, HERE.tail(1)]), "0south": odd}
-    cohort = as_cohort(sites)
+    cohort = as_cohort({"0north": pd.concat([HERE, HERE.tail(1)]), "0south": odd})
     assert [site.name for site in cohort.sites] == ["0north", "0south"]
     what = "identifiers like 1E+17, or that differ only in leading zeros, a final .0 or case"
     assert ("patients", what, 2) in cohort.read_report

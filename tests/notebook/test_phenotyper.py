@@ -149,8 +149,7 @@ def test_a_budget_that_cannot_last_is_refused(cohort, tmp_path):
 
 
 def test_rows_of_several_sites_keep_their_order(cohort):
-    part = cohort[np.arange(10, 60)]
-    assert [len(site) for site in part.sites] == [30, 20]
+    assert [len(site) for site in cohort[np.arange(10, 60)].sites] == [30, 20]
     for rows, says in (([3, 1], "rows must ascend"), ("north", "for a site, use cohort.sites")):
         with pytest.raises(DataError, match=says):
             cohort[rows]

@@ -77,8 +77,7 @@ def test_an_epsilon_comes_with_its_claim(run, private):
 
 
 def test_a_run_is_saved_read_and_pickled(run, tmp_path):
-    saved = run.save(tmp_path / "kept")
-    for again in (Run.read(saved), pickle.loads(pickle.dumps(run))):
+    for again in (Run.read(run.save(tmp_path / "kept")), pickle.loads(pickle.dumps(run))):
         assert again.summary == run.summary
         assert again.records == run.records
         assert again.tables == run.tables
@@ -133,8 +132,7 @@ def test_public_objects_show_what_they_are(cohort, run, tmp_path):
 
 
 def test_names_show_everywhere(run, tmp_path):
-    named = run.label(2, "renal failure").save(tmp_path / "named")
-    again = Run.read(named)
+    again = Run.read(run.label(2, "renal failure").save(tmp_path / "named"))
     assert again.model.headings[1] == "renal failure"
     found = again.phenotypes()
     assert found.columns[1] == "title"
@@ -177,8 +175,7 @@ def test_what_was_not_measured_is_said(private, tmp_path):
     for draw in (private.plot_usage, private.plot_auc):
         with pytest.raises(DataError, match="known only for a simulation"):
             draw()
-    page = private.report(tmp_path / "page.html")
-    assert "proven: patient-level" in page.read_text()
+    assert "proven: patient-level" in private.report(tmp_path / "page.html").read_text()
     with pytest.raises(SettingsError, match="give a path"):
         private.report()
     with pytest.raises(FileNotFoundError, match=r"there is no folder: .*none'$"):

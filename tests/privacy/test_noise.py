@@ -24,8 +24,7 @@ class Tape:
 
     def __call__(self, size):
         while len(self.data) < self.given + size:
-            block = f"{self.seed} {len(self.data)}".encode()
-            self.data += hashlib.sha256(block).digest()
+            self.data += hashlib.sha256(f"{self.seed} {len(self.data)}".encode()).digest()
         self.given += size
         return bytes(self.data[self.given - size : self.given])
 
@@ -148,8 +147,7 @@ def far_value(low, high):
 
 
 def packed(decisions):
-    bits = np.concatenate(decisions).astype(np.uint8)
-    data = np.packbits(bits, bitorder="little").tobytes()
+    data = np.packbits(np.concatenate(decisions).astype(np.uint8), bitorder="little").tobytes()
     return data + b"\0" * (-len(data) % 8)
 
 

@@ -38,8 +38,7 @@ def noise_in(release, factors):
 
 def has_variance(values, variance):
     """Test the variance of mean-zero Gaussian values by chi-square."""
-    tail = stats.chi2.cdf((values**2).sum() / variance, len(values))
-    return ALPHA / 2 < tail < 1 - ALPHA / 2
+    return ALPHA / 2 < stats.chi2.cdf((values**2).sum() / variance, len(values)) < 1 - ALPHA / 2
 
 
 # sensitivity 0.2 and 10. At rho = 1/2, sigma equals sensitivity, so 1/8 is tested too.
@@ -69,10 +68,8 @@ def test_noise_is_gaussian_and_independent():
         assert abs(sample.mean()) < -stats.norm.ppf(ALPHA / 2) / math.sqrt(len(sample))
     # Two releases, the two factors of one, and neighbouring values of one.
     first, second = samples
-    pairs = [(first, second), (first[:20_000], first[20_000:]), (first[:-1], first[1:])]
-    for a, b in pairs:
-        score = (a * b).sum() / math.sqrt(len(a))
-        assert abs(score) < -stats.norm.ppf(ALPHA / 2)
+    for a, b in [(first, second), (first[:20_000], first[20_000:]), (first[:-1], first[1:])]:
+        assert abs((a * b).sum() / math.sqrt(len(a))) < -stats.norm.ppf(ALPHA / 2)
 
 
 def test_normal_values_invert_the_tail_to_the_last_bit():

@@ -26,8 +26,7 @@ UIDS = (61501, 61502)
 
 def written(name: str) -> str:
     """Return a deployment's file as the commands write it into the page's folder."""
-    text = Template((TEMPLATES / name).read_text())
-    return text.substitute(
+    return Template((TEMPLATES / name).read_text()).substitute(
         folder="/srv/dpfact", bin="/opt/dpfact/bin", name="north", port=9200,
         centre="centre.example:443", hardened=installation.HARDENED,
     )  # fmt: skip

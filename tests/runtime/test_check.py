@@ -417,8 +417,7 @@ def test_somebody_else_on_the_supernodes_port_is_found(place, running):
         asks = [*executor.words, "--port", port]
         running[1] = replace(executor, words=asks)
         assert PORT not in faults(place)
-        other = str(ME + 1)
-        running[1] = replace(executor, words=[*asks, "--node-user", other])
+        running[1] = replace(executor, words=[*asks, "--node-user", str(ME + 1)])
         assert "another user's SuperNode: give it --node-user" in faults(place)[PORT][0]
         running[1] = replace(executor, words=asks, uid=ME + 1)  # answers its own user
         assert "another user's SuperNode" in faults(place)[PORT][0]

@@ -45,8 +45,7 @@ def options(words) -> dict[str, str]:
 @pytest.mark.parametrize(("file", "service"), UNITS)
 def test_a_container_is_started_with_the_options_of_its_unit(file, service):
     made = composed(file)["services"][service]
-    text = written(f"{UNITS[file, service]}.service")
-    command, environment = unit_of(text, {})
+    command, environment = unit_of(written(f"{UNITS[file, service]}.service"), {})
     wanted = options(command) | BETWEEN_CONTAINERS.get(service, {})
     wanted.pop("--node-user", None)  # the owner of another container's port is not visible
     assert options(made["command"]) == wanted

@@ -29,8 +29,7 @@ def echo():
 
 
 def request(node: int) -> Message:
-    content = records.ask([np.eye(2, dtype=np.float32)], {"a": 1})
-    return Message(content, node, MessageType.TRAIN)
+    return Message(records.ask([np.eye(2, dtype=np.float32)], {"a": 1}), node, MessageType.TRAIN)
 
 
 def test_each_node_has_its_own_config_and_its_reply_is_told_by_message_id(echo):

@@ -42,8 +42,7 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
                 folder, "--port", free_port(), "-s", "reply-after=0.0",
             )  # fmt: skip
             key = folder / f"{name}.pub"
-            said = dpfact("centre", "admit", key, "--folder", centre, answer="y\n")
-            assert "is admitted" in said
+            assert "is admitted" in dpfact("centre", "admit", key, "--folder", centre, answer="y\n")
             started.append(start(folder, stack))
         dpfact(
             "submit", centre, "--out", tmp_path / "run", "--vocabulary", ",".join(lists),

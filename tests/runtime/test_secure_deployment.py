@@ -87,8 +87,7 @@ class Federation:
 
     def register(self, key: Path, site: str) -> str:
         """Register a site's key at the centre, and return the node id."""
-        answer = self.flwr("supernode", "register", f"{key}.pub", "--name", site)
-        return str(answer["node-id"])
+        return str(self.flwr("supernode", "register", f"{key}.pub", "--name", site)["node-id"])
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +174,7 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
     config = {**site_config(federation.cohort_folder, folder, robbed), "site": "control"}
     security = secured(federation.authority, key)
     with local_supernode(superlink, config, folder / "control.log", security=security):
-        nodes = 1 + len(federation.hospitals)
-        superlink.run(app, {"out": str(out), "nodes": nodes})
+        superlink.run(app, {"out": str(out), "nodes": 1 + len(federation.hospitals)})
     loot = json.loads(out.read_text())
     stolen = (federation.cohort_folder / f"{robbed}.npz").read_bytes()[:64].hex()
     assert loot.pop(node) == stolen
@@ -305,8 +303,7 @@ def test_hospitals_share_one_noise_and_spend_their_budget_once(federation, cohor
     assert f"at most 1 of {sites} sites collude" in summary["claim"]
     for each in federation.hospitals:
         state = each.state("sums")
-        shown = json.loads(as_site(each, "ledger", "show", str(state), "--json"))
-        (total,) = shown["totals"]
+        (total,) = json.loads(as_site(each, "ledger", "show", str(state), "--json"))["totals"]
         assert total["epsilon"] == pytest.approx(summary["epsilon"])
         assert total["alone"] == pytest.approx(summary["alone"])
         assert "even if all other sites collude" in as_site(each, "ledger", "show", str(state))

@@ -149,8 +149,7 @@ def test_what_came_from_a_port_that_changed_hands_is_not_read(listening, monkeyp
 def test_nothing_is_asked_of_a_port_where_nobody_was_seen(listening, monkeypatch):
     """A process may take the port right after one check, and release it before the next."""
     monkeypatch.setattr(supernode, "listeners", lambda host, port: [])
-    node = OwnSuperNode("127.0.0.1", listening.server_port, 7)
-    assert Tasks(node, b"x" * 32).claim() is None
+    assert Tasks(OwnSuperNode("127.0.0.1", listening.server_port, 7), b"x" * 32).claim() is None
     assert listening.asked == []
 
 

@@ -67,8 +67,7 @@ def kill_and_await_none_left(process: subprocess.Popen, home: Path) -> None:
 @linux
 def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its_session(tmp_path):
     code = f"from tests.runtime import test_supervisor as t; t.start_server({str(tmp_path)!r})"
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) as process:
         await_that((tmp_path / "started").exists, "the start of both")
         kill_and_await_none_left(process, tmp_path)
 

@@ -247,8 +247,7 @@ def settings(tmp_path, cohort_folder):
 def reason(settings, kind: str = "train", answering_app=app) -> str:
     """Return the reason for refusing a message with settings from a SuperLink."""
     message = Message(RecordDict({"x": ConfigRecord({"x": CANARY})}), 7, kind)
-    context = Context(1, 7, settings, RecordDict(), {})
-    reply = app_reply(message, context, 0.0, answering_app)
+    reply = app_reply(message, Context(1, 7, settings, RecordDict(), {}), 0.0, answering_app)
     assert reply.has_error()
     return reply.error.reason
 

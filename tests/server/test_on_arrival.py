@@ -225,11 +225,9 @@ def test_a_start_of_two_rounds_is_in_step(monkeypatch):
     monkeypatch.setattr(codes, "_FREQUENT", 4)
     it = on_arrival(start="cooccurrence")
     assert it.rounds_in_step == 2
-    replies = [SiteReply(site, (np.arange(7, dtype=np.float32),)) for site in "ab"]
-    it.close_round(1, replies, [])
+    it.close_round(1, [SiteReply(site, (np.arange(7, dtype=np.float32),)) for site in "ab"], [])
     assert it.rounds_in_step == 2
-    pairs = np.ones(strict_size(4), np.float32)
-    it.close_round(2, [SiteReply("a", (pairs,))], [])
+    it.close_round(2, [SiteReply("a", (np.ones(strict_size(4), np.float32),))], [])
     assert it.rounds_in_step == 1
     request = it.ask("a")
     assert [anchor.shape for anchor in request.anchors] == [(4, RANK), (3, RANK)]

@@ -222,5 +222,4 @@ def neighbours(site: SiteData, tmp_path: Path) -> list[World]:
         np.vstack([here.indices, one]), np.concatenate([here.values, np.full(len(one), 900.0)]),
         (here.n_patients + 1, *SIZES),
     )  # fmt: skip
-    other = replace(site, tensor=more)
-    return [World(site, tmp_path / "without"), World(other, tmp_path / "with")]
+    return [World(site, tmp_path / "without"), World(replace(site, tensor=more), tmp_path / "with")]

@@ -72,8 +72,7 @@ def state_of(tmp_path, data) -> SiteState:
 
 def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     client = make_noisy_client(data, tmp_path)
-    request = make_noisy_request(data)
-    arrays, _ = ask(client, request)
+    arrays, _ = ask(client, make_noisy_request(data))
     assert not np.array_equal(arrays[0], state_of(tmp_path, data).factors[1])
     kept = release_of(tmp_path, 1)
     assert_bits(arrays, kept.arrays)

@@ -387,8 +387,7 @@ def without_kept_codes(data):
 def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplog, poor):
     server = make_server(data, CODES, sites=2, min_sites=2)
     rich = make_client(data, tmp_path / "rich")
-    own = replace(poor(data), name="site-2")
-    other = make_client(own, tmp_path / "poor")
+    other = make_client(replace(poor(data), name="site-2"), tmp_path / "poor")
     for number in range(1, server.rounds + 1):
         request = server.request(number)
         if number == 2:  # the choice by counts depends on noise

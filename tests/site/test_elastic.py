@@ -55,8 +55,7 @@ def test_a_start_has_the_codes_that_both_sides_expect(cohort, monkeypatch, most,
             ElasticRound(site.vocabularies, asked, site="a", simulation=True)
         return
     ElasticRound(site.vocabularies, asked, site="a", simulation=True)
-    release = answer(site.tensor, asked).release
-    assert [array.shape for array in release.arrays] == [(4 * 3 // 2,)]
+    assert [array.shape for array in answer(site.tensor, asked).release.arrays] == [(4 * 3 // 2,)]
 
 
 def test_state_and_request_are_left_as_they_were(tensor):
@@ -76,8 +75,7 @@ def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_a
 
 
 def test_with_a_relative_weight_the_first_model_has_the_scale_that_explains_most(tensor):
-    asked = make_request()
-    factors = initial_state(tensor, asked, np.random.default_rng(0)).factors
+    factors = initial_state(tensor, make_request(), np.random.default_rng(0)).factors
     left = [
         CPModel((scale * factors[0], *factors[1:])).squared_error(tensor).all_cells
         for scale in (0.9, 1.0, 1.1)
@@ -127,8 +125,7 @@ def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, solver):
 
 def test_seeded_noise_differs_between_sites_and_rounds(tensor):
     solver = SolverSettings(rank=4, solver="psgd", clip=1.0)
-    privacy = PrivacySettings(privacy="paper", noise_seed=5)
-    asked = make_request(solver=solver, privacy=privacy)
+    asked = make_request(solver=solver, privacy=PrivacySettings(privacy="paper", noise_seed=5))
 
     def noise(asked, site):
         outcome = answer(tensor, asked, site=site)
@@ -136,8 +133,7 @@ def test_seeded_noise_differs_between_sites_and_rounds(tensor):
 
     drawn = [noise(asked, "a"), noise(asked, "b"), noise(replace(asked, round=2), "a")]
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        correlation = np.corrcoef(drawn[one].ravel(), drawn[other].ravel())[0, 1]
-        assert abs(correlation) < 0.8
+        assert abs(np.corrcoef(drawn[one].ravel(), drawn[other].ravel())[0, 1]) < 0.8
         assert not np.allclose(drawn[one], drawn[other])
     with pytest.raises(PrivacyRefusedError, match="noise-seed"):
         answer(tensor, asked, simulation=False)
@@ -166,18 +162,15 @@ def test_off_means_the_same_at_any_size(tensor):
 
 
 def test_mu_acts_from_its_round(tensor):
-    solver = SolverSettings(rank=4, relative_l21=0.0, mu=1e3, mu_from_round=2)
-    asked = make_request(solver=solver)
+    asked = make_request(solver=SolverSettings(rank=4, relative_l21=0.0, mu=1e3, mu_from_round=2))
     first = answer(tensor, asked)
     assert first.state.factors[0].any()
-    second = answer(tensor, replace(asked, round=2), first.state)
-    assert not second.state.factors[0].any()
+    assert not answer(tensor, replace(asked, round=2), first.state).state.factors[0].any()
 
 
 @pytest.mark.parametrize(("rounds", "first"), [(1, 1), (2, 2), (3, 2), (40, 21)])
 def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, first):
-    solver = SolverSettings(rank=4, relative_l21=0.0, mu=1e3)
-    asked = make_request(solver=solver, rounds=rounds)
+    asked = make_request(solver=SolverSettings(rank=4, relative_l21=0.0, mu=1e3), rounds=rounds)
     start = initial_state(tensor, asked, np.random.default_rng(0)).factors
     acting = [
         number for number in range(1, rounds + 1)

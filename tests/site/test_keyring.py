@@ -38,8 +38,7 @@ def test_a_file_that_others_may_write_to_or_a_key_that_they_may_read_is_refused(
 def test_no_comment_of_a_hospital_hides_a_line_that_no_editor_shows(tmp_path, settings, hidden):
     peers = tmp_path / "peers"
     stranger = public_text(read_signing_key(new_signing_key()))
-    line = f"{peers.read_text()}# ours{hidden}stranger {stranger}\n"
-    peers.write_text(line, encoding="utf-8")
+    peers.write_text(f"{peers.read_text()}# ours{hidden}stranger {stranger}\n", encoding="utf-8")
     assert [*keyring_of(settings, "here").peers] == ["here"]
 
 

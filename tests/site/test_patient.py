@@ -100,8 +100,7 @@ def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
     for number, site, seed in ((2, "a", 3), (2, "b", 3), (3, "a", 3), (4, "a", 3), (2, "a", 5)):
         request = make_request(data, number, privacy, seed=seed)
         work = make_round(data, request, site=site, simulation=True)
-        planned = plan(data, privacy).release_of(number)
-        exact = work.bounded(data, planned, Kept())
+        exact = work.bounded(data, plan(data, privacy).release_of(number), Kept())
         again = make_round(data, request, site=site, simulation=True)
         release = work.run(data, Kept()).release
         assert [event.seeded for event in release.events] == [True]

@@ -238,8 +238,7 @@ def test_a_refusal_before_there_is_a_client_is_held(cohort_folder, tmp_path, clo
 def test_a_node_with_bad_settings_and_a_simulated_site_hold_nothing(cohort_folder, tmp_path, clock):
     bad = node(cohort_folder, tmp_path, **{"reply-after": "soon"})
     assert send(bad, FOREIGN).error.reason.startswith("dpfact:settings")
-    simulated = node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1})
-    send(simulated, FOREIGN)
+    send(node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1}), FOREIGN)
     assert clock.now == 1000.0
 
 

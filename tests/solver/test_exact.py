@@ -117,8 +117,7 @@ def test_dead_columns_make_no_nan(nonnegative, gamma, mu, dead):
     case = make_problem()
     for column in range(2):  # one dead column, then only dead columns
         case.factors[dead][:, column:] = 0
-        options = exact_settings(tau=5, gamma=gamma, mu=mu, nonnegative=nonnegative)
-        result = exact(case.ask(options))
+        result = exact(case.ask(exact_settings(tau=5, gamma=gamma, mu=mu, nonnegative=nonnegative)))
         assert all(np.isfinite(f).all() for f in result.factors)
         assert np.isfinite(result.objective).all()
 

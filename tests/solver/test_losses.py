@@ -58,8 +58,7 @@ def test_the_loss_of_all_cells_is_estimated_without_bias(name, shape):
     zeros = zero_visits(tensor, asked(name))
     stack, found = stack_factors(case.factors), []
     for seed in range(60):
-        rng = np.random.default_rng(seed)
-        drawn = [*visits(tensor, zeros, rng, stack[:, :3].copy())]
+        drawn = [*visits(tensor, zeros, np.random.default_rng(seed), stack[:, :3].copy())]
         found.append(_sampled_loss(loss, drawn, stack, case.factors, zeros=True))
     expected = of_all_cells(loss, tensor, dense_model(case.factors))
     error = np.std(found) / np.sqrt(len(found)) + 1e-5 * expected
@@ -137,8 +136,7 @@ def test_a_gradient_of_numbers_is_compiled_again_when_what_it_reads_changes(tmp_
 
 def test_a_clip_bounds_rows_as_paper_mode_claims():
     case = make_problem(highest=2)
-    settings = asked("poisson", clip=0.05, eta=0.01, zeros="none")
-    moved = psgd(case.ask(settings))
+    moved = psgd(case.ask(asked("poisson", clip=0.05, eta=0.01, zeros="none")))
     for before, after in zip(case.factors, moved.factors, strict=True):
         furthest = 0.01 * 0.05 * case.tensor.nnz
         assert np.linalg.norm(after - before) <= furthest * (1 + 1e-5)

@@ -170,8 +170,7 @@ def test_a_pass_that_leaves_float32_is_undone_whole_and_in_silence(nonnegative, 
 @pytest.mark.parametrize("carried", [None, 1e-3, 5.0])
 def test_the_step_size_grows_by_5_percent_and_never_beyond_the_settings(carried):
     case = make_problem(scale=0.3)
-    options = psgd_settings(eta=0.004, tau=3, zeros="none")
-    result = psgd(case.ask(options, eta=carried))
+    result = psgd(case.ask(psgd_settings(eta=0.004, tau=3, zeros="none"), eta=carried))
     assert result.rollbacks == 0
     assert result.eta == pytest.approx(0.001 * 1.05**3 if carried == 1e-3 else 0.004)
 
@@ -181,8 +180,7 @@ def test_anchors_far_from_the_data_are_no_divergence():
     # every step size. The control must also accept passes that reduce their own objective.
     case = make_problem((40, 5, 6), scale=0.3)
     far = tuple(np.full_like(a, 3.0) for a in case.anchors)
-    options = psgd_settings(gamma=0.5, tau=5, zeros="none")
-    result = psgd(case.ask(options, anchors=far))
+    result = psgd(case.ask(psgd_settings(gamma=0.5, tau=5, zeros="none"), anchors=far))
     assert max(np.diff(result.objective)) > 0
     for ours, start, anchor in zip(result.factors[1:], case.factors[1:], far, strict=True):
         assert np.linalg.norm(ours - anchor) < np.linalg.norm(start - anchor)
@@ -195,8 +193,7 @@ def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none():
     values = case.tensor.values.copy()
     values[0] = 60
     tensor = SparseTensor.from_coo(case.tensor.indices, values, case.tensor.shape)
-    options = psgd_settings(clip=0.05, tau=60, eta=0.05, zeros="none")
-    result = psgd(case.ask(options, tensor=tensor))
+    result = psgd(case.ask(psgd_settings(clip=0.05, tau=60, eta=0.05, zeros="none"), tensor=tensor))
     assert max(np.diff(result.objective)) > 0
     assert (result.rollbacks, result.eta) == (0, 0.05)
     assert max(result.objective) <= 0.5 * tensor.norm_squared()

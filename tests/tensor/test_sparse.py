@@ -131,8 +131,7 @@ def test_the_largest_float32_is_still_a_value():
 
 def test_duplicates_are_summed_in_float64():
     # In float32, 2**24 + 1 is 2**24, however often the 1 is added.
-    tensor = SparseTensor.from_coo([[0, 0]] * 5, [1, 2**24, 1, 1, 1], (1, 1))
-    assert tensor.values[0] == 2**24 + 4
+    assert SparseTensor.from_coo([[0, 0]] * 5, [1, 2**24, 1, 1, 1], (1, 1)).values[0] == 2**24 + 4
 
 
 def test_repr_holds_sizes_alone():

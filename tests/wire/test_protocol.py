@@ -193,8 +193,7 @@ def changes_of_selection(base):
 )
 def test_the_digest_changes_with_everything_that_is_asked(base, own):
     others = [replace(base, **each) for each in ({"round": 3}, *changes_of_job(base), *own(base))]
-    digests = {request.digest for request in (base, *others)}
-    assert len(digests) == 1 + len(others) > 18
+    assert len({request.digest for request in (base, *others)}) == 1 + len(others) > 18
 
 
 def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
@@ -233,8 +232,7 @@ BAD_CONFIGS = {
 @pytest.mark.parametrize("changes", BAD_CONFIGS.values(), ids=BAD_CONFIGS)
 def test_a_bad_request_is_refused(changes):
     arrays, config = make_request().to_wire()
-    message = refused(RoundRequest.from_wire, arrays, {**config, **changes})
-    assert next(iter(changes)) in message
+    assert next(iter(changes)) in refused(RoundRequest.from_wire, arrays, {**config, **changes})
 
 
 @pytest.mark.parametrize("key", [k for k in make_request().to_wire()[1] if k != "vocabulary"])
@@ -282,8 +280,7 @@ def test_a_bad_array_is_refused_by_its_mode(says, bad):
 
 def test_the_solver_settings_in_a_request_are_resolved():
     arrays, config = make_request().to_wire()
-    found = RoundRequest.from_wire(arrays, {**config, "gamma": -1.0})
-    assert found.solver == make_request().solver
+    assert RoundRequest.from_wire(arrays, {**config, "gamma": -1.0}).solver == make_request().solver
 
 
 def test_what_is_no_array_is_refused():
@@ -346,20 +343,17 @@ def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
     "shapes", [[], SHAPES[:1], [*SHAPES, (2, RANK)], [(5, RANK), (5, RANK)]], ids=str
 )
 def test_a_reply_of_other_shapes_is_refused(shapes):
-    message = reply_refused(list(make_factors(shapes=shapes)))
-    assert message.startswith("reply of site 'north': ")
+    assert reply_refused(list(make_factors(shapes=shapes))).startswith("reply of site 'north': ")
     assert f"need shapes {shapes}" in reply_refused(list(make_factors()), shapes)
 
 
 @carried
 def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
-    steps = np.random.default_rng(0).integers(-800, 800, 3000)
-    vector = (steps * 0.25).astype(np.float32)
+    vector = (np.random.default_rng(0).integers(-800, 800, 3000) * 0.25).astype(np.float32)
     arrays, config = carry(*SiteReply("north", (vector,), 0.25).to_wire())
     assert arrays[0].dtype == np.uint8
     assert arrays[0].nbytes < vector.nbytes / 2
-    found = SiteReply.from_wire(arrays, config, [(3000,)])
-    assert found.arrays[0].tobytes() == vector.tobytes()
+    assert SiteReply.from_wire(arrays, config, [(3000,)]).arrays[0].tobytes() == vector.tobytes()
     # Without a step, or off the grid, values are sent unpacked, and so are factors.
     for reply in (SiteReply("north", (vector,)), SiteReply("north", (vector,), 0.3),
                   SiteReply("north", (np.zeros((30, 3), np.float32),), 0.25)):  # fmt: skip
@@ -392,8 +386,7 @@ BAD_SITES = {
 
 @pytest.mark.parametrize("config", BAD_SITES.values(), ids=BAD_SITES)
 def test_a_reply_of_a_site_without_a_proper_name_is_refused(config):
-    message = refused(SiteReply.from_wire, list(make_factors()), config, SHAPES)
-    assert message.startswith("site: ")
+    assert refused(SiteReply.from_wire, list(make_factors()), config, SHAPES).startswith("site: ")
 
 
 FAMILY = [kind for kind in vars(errors).values()

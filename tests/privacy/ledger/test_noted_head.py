@@ -126,8 +126,7 @@ def test_a_damaged_ledger_makes_no_backup_and_a_damaged_backup_no_ledger(site, t
     head = back_up(site, tmp_path / "copy")
     for path in (tmp_path / "copy" / LEDGER, site / LEDGER):
         content = bytearray(path.read_bytes())
-        where = content.index(b"round 2, mode 0")
-        content[where] ^= 1
+        content[content.index(b"round 2, mode 0")] ^= 1
         path.write_bytes(content)
     with pytest.raises(StateError, match="row 2"):
         back_up(site, tmp_path / "other")

@@ -44,8 +44,7 @@ def test_the_accountant_finds_no_more_than_epsilon(epsilon, delta, share, rounds
         sizes=(40,) * modes, rank=7, epsilon=epsilon, delta=delta, start_share=share,
         refine_rounds=rounds, codes="x".join(["30"] * modes) if codes else "",
     )  # fmt: skip
-    events = [r.event("abcd", seeded=False) for r in made.releases]
-    found = account(events, delta).headline
+    found = account([r.event("abcd", seeded=False) for r in made.releases], delta).headline
     assert found.accountant in {GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT}
     assert found.epsilon <= epsilon
     # At a larger delta, epsilon is almost 0 in any case.
@@ -106,8 +105,7 @@ def test_events_carry_the_claim_and_the_modes():
         assert event == ReleaseEvent(name, *numbers, "patient", "add-remove", PATIENT_CLAIM)
         assert event.rho == pytest.approx(release.rho, rel=1e-14)
     assert made.guarantee().claim == PATIENT_CLAIM
-    seeded = [r.event(names, seeded=True) for r in made.releases]
-    assert SEEDED_CLAIM in account(seeded, 1e-5).claim
+    assert SEEDED_CLAIM in account([r.event(names, seeded=True) for r in made.releases], 1e-5).claim
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0, 1000.0])
@@ -115,8 +113,7 @@ def test_events_carry_the_claim_and_the_modes():
 def test_a_site_finds_the_servers_schedule(epsilon, given_):
     settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given_)
     server = plan_patient(settings, sizes=SIZES, rank=50, sites=6)
-    sent = replace(server.settings, patients=0)
-    site = plan_patient(sent, sizes=SIZES, rank=50)
+    site = plan_patient(replace(server.settings, patients=0), sizes=SIZES, rank=50)
     assert site.releases == server.releases
     assert site.rounds == server.rounds
 

@@ -43,16 +43,14 @@ def values_of(sent: Release) -> np.ndarray:
 @pytest.mark.parametrize("sigma", [1e-3, 0.75, 40.0, 1e6])
 def test_noise_has_the_sigma_that_the_sum_was_made_for(sigma):
     noise = values_of(release(bounded(sigma=sigma), Noise.from_os(), name=NAME))
-    tail = stats.chi2.cdf((noise**2).sum() / sigma**2, len(noise))
-    assert ALPHA / 2 < tail < 1 - ALPHA / 2
+    assert ALPHA / 2 < stats.chi2.cdf((noise**2).sum() / sigma**2, len(noise)) < 1 - ALPHA / 2
     assert abs(noise.mean()) < 5 * sigma / np.sqrt(len(noise))
     assert stats.kstest(noise, stats.norm(scale=sigma).cdf).pvalue > ALPHA
     assert (noise == 0).mean() < 2 / 256  # of steps of sigma / 256, the one at 0 is 0.4 / 256
 
 
 def test_what_is_sent_is_total_plus_noise_in_steps_bit_for_bit():
-    rng = np.random.default_rng(2)
-    total = rng.integers(-(2**40), 2**40, 500)
+    total = np.random.default_rng(2).integers(-(2**40), 2**40, 500)
     given = BoundedSum(total, 1.0, 3.5)
     integers = Noise.from_seed(7).integers(500)
     (sent,) = release(given, Noise.from_seed(7), name=NAME).arrays

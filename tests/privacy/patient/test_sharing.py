@@ -98,8 +98,7 @@ def test_noise_is_in_all_slots_and_the_statistic_in_one():
     made = share(
         BoundedSum(total, 1.0, 2.5), Noise.from_seed(1), sharing, 1, name="x", row_unit="discharge"
     )
-    values = made.values.reshape(3, 4000)
-    for slot, row in enumerate(values):
+    for slot, row in enumerate(made.values.reshape(3, 4000)):
         noise = row - (total if slot == 1 else 0)
         assert np.abs(noise).max() < 8 * SIGMA
         assert np.std(noise) == pytest.approx(SIGMA, rel=0.05)

@@ -26,8 +26,7 @@ def sizes(request):
 
 def counts(sizes, patients=12, seed=0):
     """Draw sparse counts. Patient 3 has no cell, and patient 4 has a single cell."""
-    rng = np.random.default_rng(seed)
-    dense = rng.poisson(0.25, (patients, *sizes)).astype(float)
+    dense = np.random.default_rng(seed).poisson(0.25, (patients, *sizes)).astype(float)
     dense[:, *(0 for _ in sizes)] += 1
     dense[3] = 0
     dense[4] = 0

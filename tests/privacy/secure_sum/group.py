@@ -16,8 +16,7 @@ class Group:
 
     def __init__(self, sites, colluding=0, dropouts=0, *, job="job", count=COUNT, signing=None):
         names = [f"site-{number:02d}" for number in range(sites)]
-        new = {n: keys.read_signing_key(keys.new_signing_key()) for n in names}
-        self.signing = signing or new
+        self.signing = signing or {n: keys.read_signing_key(keys.new_signing_key()) for n in names}
         self.peers = {n: keys.read_public_key(keys.public_text(self.signing[n])) for n in names}
         self.terms = Terms(job, "settings", tuple(names), colluding, dropouts)
         self.jobs = {n: site.join(self.terms, n, self.signing[n], self.peers) for n in names}

@@ -39,8 +39,7 @@ def test_every_set_of_losses(sites, colluding, dropouts):
                     question = group.question(without=absent, attempt=2)
                 answers = group.ask_all(question) if absent else first
                 openers = [name for name in asked if name not in silent]
-                found = group.sum(question, answers, openers)
-                assert close(found, group.exact(asked), sites)
+                assert close(group.sum(question, answers, openers), group.exact(asked), sites)
                 assert [group.drawn[name] for name in asked] == [1] * len(asked)
 
 
@@ -91,8 +90,7 @@ def test_a_site_that_was_killed_says_the_same_again(dropouts):
         restarted(group, name)
         assert group.open(name, answers) == opening
         assert group.ask(name) == answers[name]
-    found = group.sum(group.question(), answers, openers)
-    assert close(found, group.exact(group.names), 4)
+    assert close(group.sum(group.question(), answers, openers), group.exact(group.names), 4)
     assert group.drawn[name] == 1
 
 
@@ -163,7 +161,6 @@ def test_two_jobs_beside_each_other():
     one = Group(3, 1, 0)
     two = Group(3, 1, 0, job="other", signing=one.signing)
     for group, answers in [(group, group.ask_all()) for group in (one, two)]:
-        found = group.sum(group.question(), answers, [])
-        assert close(found, group.exact(group.names), 3)
+        assert close(group.sum(group.question(), answers, []), group.exact(group.names), 3)
     with pytest.raises(PrivacyRefusedError, match="not signed"):
         one.ask(one.names[0], one.question(round=2, members=(one.members[0], *two.members[1:])))
