@@ -52,9 +52,7 @@ KINDS = {
     ),
 }  # fmt: skip
 FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz", "config.toml"]
-SECTIONS = [
-    "phenotypes", "usage", "details", "prediction", "convergence", "privacy", "settings"
-]  # fmt: skip
+SECTIONS = ["phenotypes", "usage", "details", "prediction", "convergence", "privacy", "settings"]
 IN_FIGURES = "4 patterns in figures"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt", "dd", "article"}

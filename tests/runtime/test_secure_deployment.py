@@ -134,9 +134,7 @@ def installed(folder: Path, user: int) -> dict[str, str]:
         for path in (kept, *kept.iterdir()):
             os.chown(path, user, -1)
     # Without a folder's name, numba chooses a folder next to the code.
-    return {
-        "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1",
-    }  # fmt: skip
+    return {"PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def secured(authority: Path, key: Path) -> list[str]:
