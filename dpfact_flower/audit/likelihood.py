@@ -76,7 +76,7 @@ def audit_likelihood(
 
     The first finding is a run's estimated loss minus the ledger's loss, divided by the estimate's
     standard error. The second finding is the largest such quotient (by absolute value) for a single
-    release. The third finding is the smallest share of the sensitivity that one canary contributes.
+    release. The third finding is the smallest contribution of one canary, divided by sensitivity.
     """
     game = _game(target, rng)
     ratios, claimed, added_up = _simulated(game, runs)

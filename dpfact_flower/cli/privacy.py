@@ -305,7 +305,7 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the total guarantee after each ledger row, and the guarantees after the last row.
+    """Return the guarantee for all rows up to each ledger row, and the guarantees for all rows.
 
     A row without a cost has None instead of a guarantee. Releases with different privacy units or
     neighbouring relations have separate guarantees.

@@ -2,8 +2,8 @@
 
 The server draws fresh noise that is as strong as the noise in the sum of the sites' releases. The
 *halves* (the sum plus the fresh noise, and the sum minus the fresh noise) have independent noise. A
-phenotype found in both halves is therefore unlikely to be noise. A phenotype found in most halves
-probably exists in other patients too (docs/explanation/certainty.md).
+phenotype found in both halves is therefore unlikely to be noise. A phenotype that is found in most
+halves of many splits is probably real (docs/explanation/certainty.md).
 """
 
 import math

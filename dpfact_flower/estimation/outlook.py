@@ -120,8 +120,8 @@ def needs_of(plan: PatientPlan) -> Needs:
 def _levers(plan: PatientPlan, strength: float) -> tuple[Lever, ...]:
     """Return the quantities that could improve the forecast, the most helpful first.
 
-    A run's strength is proportional to the number of patients, and to the parameter mu of Gaussian
-    differential privacy. Doubling the rank or the number of codes divides the strength by sqrt(2).
+    `strength` is proportional to the number of patients, and to the parameter mu of Gaussian
+    differential privacy. Doubling the rank or the number of codes divides `strength` by sqrt(2).
     """
     facts, lacking = plan.facts, GOOD_STRENGTH / strength
     epsilon, delta = plan.settings.epsilon, plan.settings.delta

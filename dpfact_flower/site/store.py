@@ -173,7 +173,7 @@ class SiteStore:
 
 
 def close_jobs(folder: Path) -> int:
-    """Close all jobs in a site's folder, delete keys of pending jobs, and count the jobs."""
+    """Close all jobs in a site's folder, and delete the keys of secure jobs. Count closed jobs."""
     if not folder.exists():  # its owner must be the user who answers requests
         return 0
     with locked(folder):

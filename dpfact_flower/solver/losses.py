@@ -44,7 +44,7 @@ class Loss:
 
     @property
     def is_own(self) -> bool:
-        """Whether this module defines the gradient, so that numba may cache the kernels."""
+        """Whether this module defines the gradient. If so, numba may cache the kernels."""
         return self.gradient.__module__ == __name__
 
     def check(self, settings: SolverSettings) -> None:
