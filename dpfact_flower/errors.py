@@ -93,6 +93,8 @@ def naming(place: object, *others: type[Exception]) -> Iterator[None]:
     named: tuple[type[Exception], ...] = (DataError, *others)
     try:
         yield
+    except MissingDependencyError:
+        raise
     except named as error:
         raise DataError(f"{place}: {error}") from None
 

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import entry_points
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
@@ -246,7 +247,8 @@ def test_a_hospitals_settings_all_count(cohort_folder, tmp_path, request_wire, c
 def test_a_supernodes_site_is_not_simulated(
     cohort_folder, tmp_path, request_wire, caplog, monkeypatch
 ):
-    monkeypatch.setattr(sys, "argv", ["/opt/bin/flwr-clientapp"])
+    (script,) = entry_points(group="console_scripts", name="flwr-clientapp")  # of Flower
+    monkeypatch.setattr(sys, "argv", [f"/opt/bin/{script.name}"])
     grid = InProcessGrid(client_app, simulated(3), run_config(cohort_folder, tmp_path))
     assert send(grid, records.ask(*request_wire)).error.reason.startswith("dpfact:settings")
     assert "a SuperNode needs data-path, state-dir and max-epsilon instead" in caplog.text

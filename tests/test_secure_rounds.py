@@ -14,7 +14,7 @@ from dpfact_flower.collect import MOST_ASKED
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, QuorumError, StateError
-from dpfact_flower.privacy import account, rounded_up
+from dpfact_flower.privacy import account
 from dpfact_flower.privacy.secure_sum.keys import (
     Member,
     new_signing_key,
@@ -409,8 +409,9 @@ def test_without_its_vector_a_site_refuses_the_rest_of_the_round(
     assert f"{damage}; ask the centre for a new job" in caplog.text
     (row,) = rows_in(tmp_path / "state" / "site-1" / "site-1")
     total = account(row.events, 1e-5)
-    spent, alone = rounded_up(total.headline.epsilon), rounded_up(total.alone.epsilon)
-    assert f"; epsilon_spent {spent}, epsilon_alone_spent {alone}; ledger: 1:" in caplog.text
+    spent, alone = total.headline.epsilon, total.alone.epsilon
+    says = f"; epsilon_spent {spent:.6f}, epsilon_alone_spent {alone:.6f}; ledger: 1:"
+    assert says in caplog.text
 
 
 @pytest.mark.parametrize("name", ["secure-job.json", "secure-round.npz"])

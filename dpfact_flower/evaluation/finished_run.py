@@ -43,8 +43,11 @@ class FinishedRun:
         measured = len(tables.table.phenotypes) if tables.table else model.rank
         if not model.rank == summary.rank == measured:
             raise DataError(f"{place}: its files do not belong together")
-        records = tuple(read_history(place))
-        if round(summary.exchange.seconds - sum(record.seconds for record in records), 3):
+        history, seconds = tuple(read_history(place)), summary.exchange.seconds
+        for records in (history, history[:-1]):  # the last may be of a round to be repeated
+            if not round(seconds - sum(record.seconds for record in records), 3):
+                break
+        else:
             raise DataError(f"{place}: history of an unfinished run; continue it with resume=true")
         return cls(
             model, summary, records, tables, config["run-config"],

@@ -57,10 +57,14 @@ class Machine:
         self.config, self.key = config, key
         self.settings = hospital.read_site_settings(config)
         self.data, self.state = Path(self.settings.data_path), Path(self.settings.state_dir)
-        self.folder = hospital.site_folder(self.settings)
         self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
         self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
         self.processes = processes()
+
+    @property
+    def folder(self) -> Path:
+        """The site's own folder."""
+        return hospital.site_folder(self.settings)
 
     @property
     def supernode(self) -> Process:
@@ -266,7 +270,7 @@ def _server(machine: Machine) -> list[str]:
     except StateError:  # a wrong clock ends the SuperNode
         if not unit.exists():
             raise
-        node = Process(0, machine.node_user, unit.read_text().split(), None, None)
+        node = Process(0, machine.node_user, unit.read_text(errors="replace").split(), None, None)
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
     if address is None or certificates is None:
         return ["the SuperNode connects without TLS: give it --superlink and --root-certificates"]

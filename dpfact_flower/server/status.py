@@ -27,7 +27,7 @@ class SiteStatus:
 
     `last_seen` gives the end time of the latest round with a usable reply. `unused` counts charged
     replies that did not change the model, and `failed` counts rounds without a usable reply.
-    `epsilon` is None if infinite or unknown. `reason` lists failures and preflight faults.
+    `epsilon` is None if infinite or unknown. `reason` has up to 3 faults or failures.
     """
 
     name: str
@@ -112,5 +112,5 @@ def _site(
     return SiteStatus(
         name, round_ends[-1] if round_ends else "", len(answers) - len(unused), len(unused),
         len(reasons), cost([number for number, _ in answers]), cost(unused),
-        "; then ".join(dict.fromkeys([*faults[:1], *reasons])),
+        "; also ".join([*dict.fromkeys([*faults[:1], *reasons])][-3:]),
     )  # fmt: skip

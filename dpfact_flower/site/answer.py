@@ -18,7 +18,6 @@ from traceback import clear_frames
 from dpfact_flower.data.site_data import SiteData, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
-from dpfact_flower.privacy.guarantee import rounded_up
 from dpfact_flower.privacy.ledger import Head, Ledger, LedgerRow, ReleaseKey, data_key, keyed_hash
 from dpfact_flower.privacy.release import claim_of
 from dpfact_flower.site.admission import OTHER_DATA, Admitted, admitted
@@ -193,8 +192,8 @@ class Site:
         if not hospital.simulation:  # for a later comparison with the ledger
             claim = claim_of(release.events) if release.arrays else "nothing was released"
             totals = totals_of([*admission.rows, release], hospital.settings.budget_delta)
-            text = "job %s, round %d: %s; epsilon_spent %s, epsilon_alone_spent %s; ledger: %s"
-            _logger.info(text, request.job, request.round, claim, *map(rounded_up, totals), head)
+            text = "job %s, round %d: %s; epsilon_spent %.6f, epsilon_alone_spent %.6f; ledger: %s"
+            _logger.info(text, request.job, request.round, claim, *totals, head)
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:

@@ -150,7 +150,8 @@ def site_metrics(settings: SiteSettings) -> dict[str, float]:
     `epsilon_spent` is the total epsilon of all jobs at delta `budget-delta`. `epsilon_alone_spent`
     is the total epsilon if all other sites collude. `last_charge` is in seconds since 1970, or 0.
     `releases` counts the ledger's rows. `failed_attempts` counts consecutive rounds that read
-    patients and failed. `epsilon_alone_left` needs `max-epsilon-alone`. A lost ledger is an error.
+    patients and failed. `epsilon_alone_left` needs `max-epsilon-alone`. A ledger that is lost, or
+    that lacks rounds, is an error.
     """
     folder = site_folder(settings)
     check_no_note(folder)

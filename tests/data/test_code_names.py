@@ -90,7 +90,7 @@ def test_the_codes_of_a_mode_say_what_they_are_of():
         ("dx", ("ccs:101", "ccsr:CIR011")): {"ccs", "ccsr"},
         ("operations", ("icd9:3893", "icd10:02HV33Z")): {"icd9pcs", "icd10pcs"},
         ("Prozeduren", ("9904", "3893", "7359")): {"icd9pcs"},
-        ("ops", ("02HV33Z", "5A1221Z")): {"icd10pcs"},
+        ("dx_ops", ("02HV33Z", "5A1221Z")): {"icd10pcs"},
         ("treatments", ("icd9:3893", "icd9:9604", "icd9:0066")): {"icd9pcs"},
     }
     for (mode, codes), expected in cases.items():

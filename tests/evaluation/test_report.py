@@ -16,6 +16,7 @@ import matplotlib
 import pytest
 
 from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.evaluation.finished_run import FinishedRun
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
@@ -32,6 +33,7 @@ from dpfact_flower.evaluation.run_folder import (
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
 from dpfact_flower.privacy.patient.sharing import Sharing
+from dpfact_flower.server.history import read_history, write_history
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
 
@@ -502,6 +504,13 @@ def test_files_that_do_not_belong_together_are_refused(run, name, edit, says):
     change(run / name, edit)  # another history is that of a later run, which has no results yet
     with pytest.raises(DataError, match=says):
         write_report(run)
+
+
+def test_a_round_that_must_be_repeated_does_not_keep_a_run_from_its_report(run):
+    *_, last = records = read_history(run)
+    again = dataclasses.replace(last, round=last.round + 1, updated=False, seconds=1.0)
+    write_history(run, [*records, again], durable=False)
+    assert FinishedRun.read(run).records == tuple(records)
 
 
 @pytest.mark.nightly

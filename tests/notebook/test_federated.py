@@ -9,6 +9,7 @@ import pytest
 import pyttb
 
 from dpfact_flower import DPFactPhenotyper, read_events
+from dpfact_flower.data.tables import Dialect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.notebook.federated import as_cohort
@@ -33,7 +34,7 @@ BY_SITE = {("north", "ann", "P1", "D1"): 1, ("south", "bob", "P1", "D2"): 1}
 
 
 def test_events_that_lie_close_together_are_cells():
-    found = cells_of(read_events(HERE, "here"))
+    found = cells_of(read_events(HERE, "here", dialect=Dialect()))
     assert found == {("here", "ann", "P1", "D1"): 1, ("here", "bob", "P1", "D2"): 1}
 
 

@@ -81,7 +81,7 @@ def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     sites = {site.name: site for site in found.sites}
     assert list(sites) == ["away", "east", "north", "south"]
     north = sites["north"]
-    assert (north.used, north.failed, north.reason) == (1, 1, f"dpfact:late; then {NORTH.reason}")
+    assert (north.used, north.failed, north.reason) == (1, 1, f"dpfact:late; also {NORTH.reason}")
     assert north.last_seen == "2026-01-01T00:00:00+00:00"
     assert sites["away"].reason == "no answer within 9 s"
     for name, rounds in {"north": [1], "east": [2], "south": [1, 2], "away": []}.items():

@@ -14,7 +14,7 @@ import pytest
 
 from dpfact_flower.client_app import RoundRefusedError
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, account, rounded_up
+from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
@@ -71,7 +71,7 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(
     assert spent.claim == PATIENT_CLAIM
     line = r"job job, round \d+: proven: .*; epsilon_spent (.*), epsilon_alone_spent (.*); ledger: "
     so_far = [account(events[:n], 1e-5).headline.epsilon for n in range(1, server.rounds)]
-    assert re.findall(line, caplog.text) == [(rounded_up(spent),) * 2 for spent in so_far]
+    assert re.findall(line, caplog.text) == [(f"{spent:.6f}",) * 2 for spent in so_far]
     left = {path.name for path in (tmp_path / "state" / "site-1" / "job").iterdir()}
     assert left == {"NOT-TO-BE-SHARED.txt", "ending.npz"}  # no factors
 

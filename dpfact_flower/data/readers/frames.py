@@ -118,7 +118,8 @@ def _columns(frame: Any) -> dict[str, str]:
 
 def _by_mode(events: Rows, column: str, options: Mapping[str, Any]) -> dict[str, Rows]:
     """Return each mode's rows. Modes with a vocabulary come first, in the vocabularies' order."""
-    listed = [given.name for given in Options(**options).vocabularies or ()]
+    lists = Options(vocabularies=options.get("vocabularies")).vocabularies
+    listed = [given.name for given in lists or ()]
     names = {key: name for frame in events.frames for key, name in _columns(frame).items()}
     check_columns(events, [column], names.values())
     text = f"{quoted(names[column.lower()])}::VARCHAR"
