@@ -3,10 +3,6 @@
 Settings come from Flower's run config or node config, from a message, or from the command line.
 `from_config` builds a settings object from any source. Configs and the command line use hyphens, as
 Flower does: the field ``round_timeout`` has the key ``round-timeout``.
-
-`runtime.config.RunConfig` reads a run's settings. `server.patient.PatientRule` fills in planned
-values, and `server.coordinator.Coordinator` sends all settings. At a site, `RoundRequest.from_wire`
-checks the settings, and `site.admission` compares the settings with the hospital's `SiteSettings`.
 """
 
 import dataclasses

@@ -100,9 +100,7 @@ _PATHS = {
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
 """Maps the first part of a code such as eICU's ``renal|dialysis`` to a body system."""
-PROCEDURES = re.compile(
-    r"proc|proz(?!ent)|surg|eingriff|interven|(?<![a-z])(opera|ops|acte)", re.IGNORECASE
-)
+PROCEDURES = re.compile(r"proc|proz(?!ent)|surg|eingriff|interven|(?<![a-z])(opera|ops|acte)", re.I)
 """Pattern of the names of modes that contain procedures, in several languages."""
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")

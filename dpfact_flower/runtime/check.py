@@ -62,11 +62,6 @@ class Machine:
         self.processes = processes()
 
     @property
-    def folder(self) -> Path:
-        """The site's own folder."""
-        return hospital.site_folder(self.settings)
-
-    @property
     def supernode(self) -> Process:
         """The running SuperNode. Raise a `StateError` if no SuperNode is running."""
         for process in self.processes:
@@ -111,8 +106,10 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[CheckRe
             except (DPFactError, OSError) as error:
                 faults.append(_fault(error))  # after the faults that were found before the error
             check = title
-            if run_check is _ledger and not faults and not (machine.folder / LEDGER).exists():
-                check = f"no ledger in {machine.folder} yet, as is right only before the first run"
+            if run_check is _ledger and not faults:
+                folder = hospital.site_folder(machine.settings)
+                if not (folder / LEDGER).exists():
+                    check = f"no ledger in {folder} yet, as is right only before the first run"
             findings.append(CheckResult(check, tuple(dict.fromkeys(faults))))
     return findings
 
@@ -162,7 +159,7 @@ def _owners(machine: Machine) -> Iterator[str]:
 def _secure_keys(machine: Machine) -> Iterator[str]:
     settings = machine.settings
     if settings.secure_key or settings.secure_peers:
-        keyring_of(settings, machine.folder.name)
+        keyring_of(settings, hospital.site_folder(settings).name)
         yield from files.not_private(Path(settings.secure_key), machine.executor_user)
         yield from files.changeable(Path(settings.secure_peers), {machine.executor_user})
 
@@ -188,7 +185,7 @@ def _n_patients(machine: Machine) -> int:
 
 
 def _ledger(machine: Machine) -> list[str]:
-    folder = machine.folder
+    folder = hospital.site_folder(machine.settings)
     check_no_note(folder)
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
@@ -206,7 +203,7 @@ def _space(machine: Machine) -> Iterator[str]:
     if free < least:
         has = f"{machine.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
         yield f"{has}: free disk space, or lower max-rank"
-    check_attempts(machine.folder)
+    check_attempts(hospital.site_folder(machine.settings))
 
 
 def _code(machine: Machine) -> Iterator[str]:
