@@ -104,8 +104,8 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Accuracy: RMSE against rounds",
         "As in the paper, RMSE covers all cells. The sites' own models together have more "
-        "parameters than a centralised model. *RMSE shared* is the shared model's. Stars in the "
-        "figure are patient mode's local refits. A fit has "
+        "parameters than a centralised model. *RMSE shared* is the RMSE of the shared model. In "
+        "the figure, stars show local refits in patient mode. A fit has "
         f"converged after {100 * (1 - _NEAR):g} % of its total decrease in RMSE.",
         _figure(found),
         [
@@ -132,12 +132,12 @@ def at_a_glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "Each table cell shows the fit of the sites' own models, after the slash the fit of the "
-        "shared model (with patients' loadings refitted), and the factor match score (FMS) with "
-        "the planted phenotypes. A fit of 1 is exact, and 0 is as good as predicting zero "
+        "In each table cell, the first number is the fit of the sites' own models. The number "
+        "after the slash is the fit of the shared model (with patients' loadings refitted). The "
+        "number after the comma is the factor match score (FMS) with the planted phenotypes. A fit of 1 is exact, and 0 is as good as predicting zero "
         "everywhere. In patient mode, sites fit their own models after the run, locally and "
-        "without noise, so neither the first fit nor the AUC measures the private model. Runs with "
-        "noise use the paper's epsilons (1.2 to 1.9).",
+        "without noise, so neither the fit of these models nor the AUC measures the private model. "
+        "Runs with noise use the paper's epsilons (1.2 to 1.9).",
         Table(
             "at_a_glance",
             [
@@ -266,8 +266,8 @@ def shared_against_rivals(rows: list[dict[str, Any]]) -> str:
     if not shares:
         return ""
     return (
-        f"<br>{SYSTEMS['patient'].title}: no case; its mean *RMSE shared* is lower in "
-        f"{sum(share < 0 for share in shares)} of {len(shares)} "
+        f"<br>{SYSTEMS['patient'].title}: no case; the mean *RMSE shared* is below the rival's in "
+        f"{sum(share < 0 for share in shares)} of {len(shares)} comparisons "
         f"({100 * min(shares):+.0f} to {100 * max(shares):+.0f} % of the rival's; convergence.csv)"
     )
 

@@ -37,8 +37,8 @@ def section(plan: Plan, results: Results) -> Section:
             tables += _tables(data, {system: results[job] for system, job in jobs_of.items()})
     return Section(
         "Phenotypes",
-        "Coefficients, from one maximum-likelihood logistic regression, are changes in the log "
-        "odds of death per standard deviation of membership. Wald p-values are not corrected for "
+        "A coefficient is the change in the log odds of death per standard deviation of "
+        "membership. One maximum-likelihood logistic regression gives all coefficients. Wald p-values are not corrected for "
         "multiple testing. Counts below ten are not shown. The tables come from patient factors, "
         "so no privacy guarantee covers them.",
         [],
@@ -115,8 +115,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype most specific to {site} ({100 * weight[column]:.0f} % of its squared "
-        "loadings), and matching phenotypes of other models",
+        f"the phenotype most specific to {site} ({site} has "
+        f"{100 * weight[column]:.0f} % of the phenotype's squared loadings), and matching phenotypes of other models",
     )  # fmt: skip
 
 

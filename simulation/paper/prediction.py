@@ -71,8 +71,8 @@ def section(plan: Plan, results: Results) -> Section:
         pairs += _paired(plan, data, group, results)
     return Section(
         "Utility: AUC of in-hospital death against rank",
-        "A logistic regression predicts death from memberships (rows of the patient factor). It "
-        "is fitted to 60 % of the patients and tested on the others, "
+        "A logistic regression predicts death from phenotype memberships (rows of the patient "
+        "factor). The regression is fitted to 60 % of the patients and tested on the others, "
         f"with the same {plan.splits} random splits for all systems. *Random factors* are the "
         "exact solver's factors with the values in each column shuffled. The last site's patients "
         "are unusual, like those of the paper's neonatal unit, and have a separate regression. "

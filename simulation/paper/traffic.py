@@ -161,7 +161,7 @@ def _ratios(rows: list[dict[str, Any]], system: str) -> list[float]:
 
 
 def _below(rows: list[dict[str, Any]], system: str) -> str:
-    shares = " / ".join(f"{100 * (1 - ratio):.1f}" for ratio in _ratios(rows, system))
+    shares = "/".join(f"{100 * (1 - ratio):.1f}" for ratio in _ratios(rows, system))
     return f"{shares or '-'} %"
 
 
