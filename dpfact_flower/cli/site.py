@@ -148,8 +148,8 @@ def _show(findings: Sequence[CheckResult]) -> None:
 def metrics(config: opt.Config) -> None:
     """Print JSON for the hospital's monitoring: remaining epsilon, last charge, failures.
 
-    Keep the JSON at the hospital. Run this as the user who runs dpfact site answer. One run may
-    cost more than epsilon_left, because the total epsilon of several runs is less than their sum.
+    Keep the JSON at the hospital. Run this command as the user who runs dpfact site answer. A run
+    may cost more than epsilon_left, because runs add less than their own epsilons to the total.
     """
     from dpfact_flower.site.hospital import read_site_settings, site_metrics
 

@@ -66,7 +66,7 @@ def split_code(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> tuple[str, int]:
-    """Return the ICD version of most codes without a prefix, and how many fit only the other."""
+    """Return the ICD version of most unprefixed codes, and how many fit only the other version."""
     bare = {code for prefix, code in map(split_code, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return ("10", len(nine - ten)) if len(ten) > len(nine) else ("9", len(ten - nine))

@@ -42,7 +42,7 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 class Source(NamedTuple):
     """The lower-case names of a source's tables, and a function that reads these tables.
 
-    `fetch` copies a table to a temporary one, and returns the source table's name for errors.
+    `fetch` copies a table to a temporary table, and returns the source table's name for errors.
     """
 
     tables: Collection[str]

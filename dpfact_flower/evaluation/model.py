@@ -68,7 +68,7 @@ class Memberships:
     `patients` lists the patients' identifiers or, if there are none, row numbers that start at 1.
     `scores` has shape (patients, phenotypes). `without` counts the patients who have none of the
     model's codes. Their scores are 0. `missing` counts the model's codes that the site lacks, and
-    `outside` the site's cells with a code that the model lacks.
+    `outside` counts the site's cells with a code that the model lacks.
     """
 
     patients: tuple[str, ...]

@@ -1,9 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are the model's phenotypes. A made-up item is a phenotype with codes of another
-phenotype, in place of either one leading code or all leading codes of one mode. The key file lists
-the real items, so nobody should read the key file before the survey ends. Anyone who may see the
-model may see the survey.
+Half of the items are the model's phenotypes. In each made-up item, one leading code, or all leading
+codes of one mode, come from another phenotype. The key file lists the real items, so nobody should
+read the key file before the survey ends. Anyone who may see the model may see the survey.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
 FEWEST = 8
-"""Minimum number of items, half of them made-up."""
+"""Minimum number of items. Half of the items are made-up."""
 Kind = Literal["real", "other mode", "other code"]
 _WORDS: Mapping[str, str] = {
     "real": "phenotypes of the model",
@@ -188,7 +187,7 @@ def _exchanged_lists(own: Lists, mode: str, numbers: Sequence[int]) -> list[Item
 
 
 def _exchanged_code(lists: Lists, own: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Replace a leading code of `number` with a code that leads only dissimilar phenotypes."""
+    """Replace a phenotype's leading code with a code that leads only dissimilar phenotypes."""
     mine, every = own[number], lists[number]
     both = [(theirs[mode], mine[mode]) for theirs in own.values() for mode in mine]
     near = {code for one, two in both if _alike(one, two) for code in one}

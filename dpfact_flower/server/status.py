@@ -1,7 +1,7 @@
 """Read a run's finished rounds and its sites' charges from the run's folder.
 
 The server counts only the charges for usable replies. If a reply is lost or unusable (because two
-sites have one name, or the server died in the round), only the site's exact ledger has its charge.
+sites have one name, or the server died in the round), only the site's exact ledger has the charge.
 """
 
 from collections.abc import Callable, Mapping, Sequence

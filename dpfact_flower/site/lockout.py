@@ -24,7 +24,7 @@ ATTEMPTS = ".failed-attempts"  # no job can have this name
 _NOTE = f"{LEDGER}-LACKS-ROUNDS.txt"  # no job can have this name
 _TEXT = """The server says that this site has answered round {answered} of job {job!r}. The
 ledger has {latest}. The folder may have been rolled back, and later charges may be missing.
-Restore the newest copy of the ledger. If it lacks charges, lower max-epsilon by as much as
+Restore the newest copy of the ledger. If the copy lacks charges, lower max-epsilon by as much as
 epsilon_spent (max-epsilon-alone: epsilon_alone_spent) rose in the site's log since the copy. Then
 delete this file, and ask the centre for a new job. If nothing was rolled back, ask the centre why.
 """

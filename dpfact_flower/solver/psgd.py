@@ -114,8 +114,8 @@ class _State:
         entries = entries_by_row(tensor)
         self.visits = entries[1:]
         self.norm_squared = tensor.norm_squared()
-        # A clipped gradient is not the objective's, so the objective may rise at any step size. A
-        # pass is then also accepted if the loss is at most a constant model's.
+        # A clipped gradient is not the objective's gradient, so the objective may rise at any step
+        # size. With clipping, a pass is also accepted if its loss is at most a constant model's.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:

@@ -167,7 +167,7 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    For float32 and many rows, blocks of rows are summed in float32 (relative error below 1e-6).
+    For a float32 factor with many rows, blocks are summed in float32 (relative error below 1e-6).
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):

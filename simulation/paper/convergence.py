@@ -132,9 +132,9 @@ def at_a_glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "In each table cell, the first number is the fit of the sites' own models. The number "
-        "after the slash is the fit of the shared model (with patients' loadings refitted). The "
-        "number after the comma is the factor match score (FMS) with the planted phenotypes. A fit of 1 is exact, and 0 is as good as predicting zero "
+        "Table cells show *own/shared, match*: the fit of the sites' own models, the fit of the "
+        "shared model (with patients' loadings refitted), and the factor match score (FMS) with "
+        "the planted phenotypes. A fit of 1 is exact, and 0 is as good as predicting zero "
         "everywhere. In patient mode, sites fit their own models after the run, locally and "
         "without noise, so neither the fit of these models nor the AUC measures the private model. "
         "Runs with noise use the paper's epsilons (1.2 to 1.9).",

@@ -67,13 +67,14 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Privacy: factor match against epsilon",
         "The factor match score (FMS) compares two models' shared factors. The paper's "
-        "FMS also includes patient factors and weights. As in the paper, *FMS with itself* compares "
-        "a system's models with and without noise, from the same starting point. "
+        "FMS also includes patient factors and weights. As in the paper, *FMS with itself* "
+        "compares a system's models with and without noise, from the same starting point. "
         "*FMS with a fit* is the mean FMS between a model and "
         f"{len(_REFERENCES)} noiseless fits from other starting points. The ceiling is the mean "
         "FMS between pairs of noiseless fits. The null is the mean *FMS with a fit* of "
-        "models of shuffled data. In shuffled data, a patient's procedures and diagnoses come "
-        "from different people. A high *FMS with itself* proves nothing: even a fit that never leaves its starting point scores high.",
+        "models of shuffled data, in which a patient's procedures and diagnoses come from "
+        "different people. A high *FMS with itself* proves nothing: even a fit that never leaves "
+        "its starting point scores high.",
         _figures(data_sets, rows),
         [
             Table(

@@ -38,9 +38,9 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Phenotypes",
         "A coefficient is the change in the log odds of death per standard deviation of "
-        "membership. One maximum-likelihood logistic regression gives all coefficients. Wald p-values are not corrected for "
-        "multiple testing. Counts below ten are not shown. The tables come from patient factors, "
-        "so no privacy guarantee covers them.",
+        "membership. One maximum-likelihood logistic regression gives all coefficients. Wald "
+        "p-values are not corrected for multiple testing. Counts below ten are not shown. The "
+        "tables come from patient factors, so no privacy guarantee covers them.",
         [],
         tables,
         [],
@@ -116,7 +116,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
         f"the phenotype most specific to {site} ({site} has "
-        f"{100 * weight[column]:.0f} % of the phenotype's squared loadings), and matching phenotypes of other models",
+        f"{100 * weight[column]:.0f} % of the phenotype's squared loadings), and matching "
+        "phenotypes of other models",
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ RULE = (
     "We judge claims by cases, such as comparisons of two systems on one data set. Paired fits "
     "have the same starting point (for RMSE) or the same split of the patients (for AUC). A case "
     f"supports the claim if the {100 * LEVEL:.0f} % confidence interval of the mean paired "
-    "difference lies on the claimed side of zero. A case contradicts the claim if the interval lies "
-    "on the other side. All other cases are open. The verdict is **yes** if all cases support the "
-    "claim, **partly** if only some do, **no** if none does and some contradict the claim, and "
+    "difference lies on the claimed side of zero. A case contradicts the claim if the interval "
+    "lies on the other side. All other cases are open. The verdict is **yes** if all cases support "
+    "the claim, **partly** if only some do, **no** if none does and some contradict the claim, and "
     "**undecided** if all are open. Verdicts exclude our patient mode's cases."
 )
 """The rule for all verdicts, as stated on the page."""

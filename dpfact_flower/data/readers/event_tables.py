@@ -179,9 +179,9 @@ def read(
 
     `tables` maps two or more feature modes to tables, in the order of the tensor's modes. `columns`
     and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the only
-    site or, if there is a table of `sites`, the name of the cohort. Patients who are not in the
-    table of sites are left out. Events occur together if they are at most `window_days` days apart.
-    If `window_days` is 0 or None, events of one encounter occur together. `options`: see `Options`.
+    site or, if there is a table of `sites`, the name of the cohort. Patients missing from the table
+    of sites are left out. Events count as occurring together if they are at most `window_days` days
+    apart or, if `window_days` is 0 or None, in one encounter. `options` are fields of `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:

@@ -20,9 +20,9 @@ if the source lacks ``FILE``, and the read report states the consequence.
 
 ``-- @names SYSTEM`` needs a ``CREATE TABLE`` statement. The table is filled with the codes and
 names of a coding system (one of `dpfact_flower.data.code_names.SYSTEMS`). ``-- @count WHAT`` needs
-a query that returns table names and counts, which are reported as WHAT. ``-- @warn WHAT`` logs them
-as warnings too. ``-- @refuse REQUIREMENT`` needs a query that returns table names and the number of
-each table's wrong rows. If a row is wrong, reading fails, and the error states the requirement.
+a query that returns table names and counts, which are reported as WHAT. ``-- @warn WHAT`` also logs
+a warning. ``-- @refuse REQUIREMENT`` needs a query that returns table names and the number of each
+table's wrong rows. If a row is wrong, reading fails, and the error states the requirement.
 
 ``-- @events`` needs a query that returns mode, patient, code and, if the window needs these
 columns, encounter and time. A time is a date, a timestamp, or minutes since any origin. After

@@ -6,8 +6,8 @@ constants below come from experiments (docs/explanation/start.md).
 The budget is planned in Gaussian DP. `total_rho` reduces epsilon and delta by `DISCRETE_SLACK`, and
 finds the largest Gaussian-DP parameter mu for the reduced values. The zCDP cost for parameter mu is
 ``mu**2 / 2``. If the proof for discrete noise does not apply (epsilon above 500), or rounding hides
-that it does (some epsilons below 0.001), `total_rho` uses zCDP. For a planned run, `account`
-returns at most the epsilon in the settings.
+that the proof applies (some epsilons below 0.001), `total_rho` uses zCDP. For a planned run,
+`account` returns at most the epsilon in the settings.
 """
 
 import math
