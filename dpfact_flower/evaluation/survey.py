@@ -1,8 +1,8 @@
 """Use a survey to test whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are the model's phenotypes. In each made-up item, one leading code, or all leading
-codes of one mode, come from another phenotype. The key file lists the real items, so nobody should
-read the key file before the survey ends. Anyone who may see the model may see the survey.
+Half of the items are the model's phenotypes. In a made-up item, either one leading code or all
+leading codes of one mode come from another phenotype. The key file lists the real items, so nobody
+should read the key file before the survey ends. Anyone who may see the model may see the survey.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

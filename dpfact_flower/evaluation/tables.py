@@ -18,8 +18,8 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's frequency among the phenotype's patients, `everybody` its frequency
-    among all patients.
+    `observed` is the code's frequency among the phenotype's patients. `everybody` is the code's
+    frequency among all patients.
     """
 
     code: str

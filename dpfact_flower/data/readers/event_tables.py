@@ -180,8 +180,8 @@ def read(
     `tables` maps two or more feature modes to tables, in the order of the tensor's modes. `columns`
     and `dialect` apply to each table that is not an `EventTable`. `name` is the name of the only
     site or, if there is a table of `sites`, the name of the cohort. Patients missing from the table
-    of sites are left out. Events count as occurring together if they are at most `window_days` days
-    apart or, if `window_days` is 0 or None, in one encounter. `options` are fields of `Options`.
+    of sites are left out. Events are paired if they are at most `window_days` days apart. If
+    `window_days` is 0 or None, only events of one encounter are paired. `options`: see `Options`.
     """
     modes = list(tables)
     if len(modes) < 2:
