@@ -135,9 +135,10 @@ def at_a_glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
         "Table cells show *own/shared, match*: the fit of the sites' own models, the fit of the "
         "shared model (with patients' loadings refitted), and the factor match score (FMS) with "
         "the planted phenotypes. A fit of 1 is exact, and 0 is as good as predicting zero "
-        "everywhere. In patient mode, sites fit their own models after the run, locally and "
-        "without noise, so neither the fit of these models nor the AUC measures the private model. "
-        "Runs with noise use the paper's epsilons (1.2 to 1.9).",
+        "everywhere. In patient mode (except on the data of CMS's size), sites fit their own "
+        "models after the run, locally and without noise, so neither the fit of these models nor "
+        "the AUC measures the private model. Runs with noise use the paper's epsilons (1.2 to "
+        "1.9).",
         Table(
             "at_a_glance",
             [
@@ -266,8 +267,8 @@ def shared_against_rivals(rows: list[dict[str, Any]]) -> str:
     if not shares:
         return ""
     return (
-        f"<br>{SYSTEMS['patient'].title}: no case; the mean *RMSE shared* is below the rival's in "
-        f"{sum(share < 0 for share in shares)} of {len(shares)} comparisons "
+        f"<br>{SYSTEMS['patient'].title}: not judged; the mean *RMSE shared* is below the "
+        f"rival's in {sum(share < 0 for share in shares)} of {len(shares)} comparisons "
         f"({100 * min(shares):+.0f} to {100 * max(shares):+.0f} % of the rival's; convergence.csv)"
     )
 
