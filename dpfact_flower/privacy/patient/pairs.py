@@ -47,7 +47,7 @@ def add_pairs(
 
 @compiled()
 def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
-    """Number one patient's distinct codes from 0, mode by mode and in ascending order.
+    """Number a patient's distinct codes from 0, mode by mode and in ascending order.
 
     The first returned array lists the codes, each increased by `offsets[mode]`. The second array
     lists the number given to each mode's first code, followed by the count of all codes. The third
