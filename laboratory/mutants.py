@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -148,8 +149,11 @@ def says_the_same(source: str, mutated: str) -> bool:
     """Return True if two modules run the same code or if the second is not a valid program.
 
     Annotations, log calls, compiling decorators and ``/`` or ``*`` between parameters are ignored.
+    A program is not valid either if Python warns of it, as of ``is`` beside a literal.
     """
     try:
+        with warnings.catch_warnings(action="error", category=SyntaxWarning):
+            compile(mutated, "mutated", "exec")
         one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))
     except SyntaxError:
         return True

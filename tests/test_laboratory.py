@@ -29,7 +29,7 @@ def f(x: int | None, *, y: int = 2) -> bool:
         ("x: int | None", "x: int & None", True), ("x + 1)", "x - 1)", True),
         ("def f", "@compiled()\ndef f", True), ("None, *,", "None, /,", True),
         ("return x", "return not not", True), ("y: int = 2", "y: int = 3", False),
-        ("x > 1", "x >= 1", False), ("def f", "@cache\ndef f", False),
+        ("x > 1", "x >= 1", False), ("x > 1", "x is 1", True), ("def f", "@cache\ndef f", False),
     ],
 )  # fmt: skip
 def test_mutants_that_differ_in_nothing_that_runs_are_known(old, new, same):
