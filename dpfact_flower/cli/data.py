@@ -113,8 +113,8 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
         yield name, Annotated[asked | None, shown], usual
     if reader.window != "encounter":
         yield "window_days", Days, 30
-    has_optional_modes = reader.options.keys() & reader.modes
-    sizes = "" if has_optional_modes else "x".join(map(str, reader.modes.values()))
+    has_sizes = any(reader.modes.values()) and not reader.options.keys() & reader.modes
+    sizes = "x".join(map(str, reader.modes.values())) if has_sizes else ""
     yield "out", opt.Out, Parameter.empty
     yield "top", Annotated[str, Option(help=_TOP, show_default=sizes or False)], ""
     yield "codes", CodeLists, None

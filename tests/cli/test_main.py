@@ -35,8 +35,10 @@ def test_help_teaches_every_command():
         shown = dpfact(*group, "--help")
         listed = re.findall(r"^[^\w-]+([a-z0-9]+) {2,}[A-Za-z]", shown, re.MULTILINE)
         assert sorted(listed) == sorted(names.split())
-    for command in ("mimic3", "eicu", "nhds"):
-        assert "SOURCE is" in dpfact("data", command, "--help")
+    for command, sizes in (("mimic3", True), ("eicu", False), ("nhds", True)):
+        shown = dpfact("data", command, "--help")
+        assert "SOURCE is" in shown
+        assert ("(202x316)" in shown, "(0x0)" in shown) == (sizes, False)
     assert set(PRESETS) <= set(re.findall(r"[\w-]+", dpfact("data", "synthetic", "--help")))
 
 

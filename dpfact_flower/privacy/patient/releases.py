@@ -1,6 +1,7 @@
 """Define the kinds of releases in patient mode, and add noise to sums.
 
-To add a kind of release, extend `KINDS`, the schedule in `plan`, and the module `server.patient`.
+To add a kind of release, add its sum to `statistics`, and extend `KINDS`, `carried_by`, the
+schedule in `plan`, and `server.patient`.
 
 `release` adds all of the noise to a sum. In secure sums, `share` adds only one site's part of the
 noise. `release` and `share` take the sensitivity and the noise level from the `BoundedSum` itself.
