@@ -130,8 +130,8 @@ def digest_of(content: bytes) -> str:
 
 def to_bytes(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
     """Serialise arrays in C order as little-endian float32 (int64 for a secure sum's share)."""
-    little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
-    return b"".join(np.ascontiguousarray(array).data for array in little)
+    little = (np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for array in arrays)
+    return b"".join(array.data for array in little)
 
 
 def from_bytes(shapes: Sequence[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:

@@ -157,8 +157,9 @@ class Ledger:
         problems: list[str] = []
         try:
             with self._transaction("DEFERRED") as connection:
-                lines = [line for (line,) in connection.execute("PRAGMA integrity_check")]
-                problems += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
+                query = "SELECT * FROM pragma_integrity_check WHERE integrity_check != 'ok'"
+                lines = connection.execute(query)
+                problems += [f"SQLite's integrity check: {line}" for (line,) in lines]
                 rows, damage = self._read(connection)
                 problems += damage
                 for row in rows:
@@ -202,8 +203,8 @@ class Ledger:
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
         """Return all rows, or raise a StateError if the ledger has a problem."""
         rows, problems = self._read(connection)
-        if problems:
-            raise self._damaged(problems[0])
+        for problem in problems:
+            raise self._damaged(problem)
         return tuple(rows)
 
     def _is_recorded(

@@ -59,8 +59,7 @@ def read_public_key(text: str) -> bytes:
 
 def fingerprint(public_key: bytes) -> str:
     """Return the first 32 hex digits of a key's SHA-256 hash, in groups of four to read aloud."""
-    digest = hashlib.sha256(public_key).hexdigest()[:32]
-    return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
+    return hashlib.sha256(public_key).digest()[:16].hex(" ", 2)
 
 
 def hashed(*parts: str | bytes | int) -> bytes:

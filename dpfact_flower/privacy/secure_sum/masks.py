@@ -72,7 +72,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
         for key, operation in operations
     ]
     zeros = memoryview(bytes(8 * _BLOCK))
-    buffer = bytearray(8 * _BLOCK)
+    buffer = bytearray(zeros)
     keystream = np.frombuffer(buffer, "<u8")
     for start in range(0, len(words), _BLOCK):
         block = words[start : start + _BLOCK]
@@ -83,7 +83,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 def packed(words: Words, width: int) -> bytes:
     """From each word, return the `width` bytes that a site sends, starting at bit `LOW`."""
-    table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
+    table = np.asarray(words, "<u8").view(np.uint8).reshape(len(words), 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
 
@@ -130,11 +130,8 @@ def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """
     seed = 0
     for place, share in shares.items():
-        above, below = 1, 1
-        for other in shares:
-            if other != place:
-                above = above * other % PRIME
-                below = below * (other - place) % PRIME
-        weight = above * pow(below, -1, PRIME)
+        others = [other for other in shares if other != place]
+        below = math.prod(other - place for other in others)
+        weight = math.prod(others) * pow(below, -1, PRIME)
         seed += int.from_bytes(share, "little") * weight
     return (seed % PRIME).to_bytes(SEED_BYTES, "little")
