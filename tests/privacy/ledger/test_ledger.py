@@ -30,7 +30,7 @@ from dpfact_flower.privacy.ledger.file import chained, to_bytes
 from dpfact_flower.privacy.release import Share, release_nothing
 from tests.bits import assert_bits
 from tests.crash import files_up_to
-from tests.machine.test_files import mode_of, steps_to_disk
+from tests.machine.test_files import made_foreign, mode_of, steps_to_disk
 
 DATA = "f" * 64
 MODES = ("procedures", "diagnoses")
@@ -150,9 +150,9 @@ def test_rounds_do_not_go_back_nor_does_data_change_within_a_job(ledger):
     charge(ledger, round_number=4)
     with pytest.raises(StateError, match="round 3 of job 'job-1' is stale: round 4 has been"):
         charge(ledger, round_number=3)
-    for number in (1, 4, 5):
+    for number, data in ((1, START), (4, START), (5, START), (5, "g" * 64)):
         with pytest.raises(StateError, match="began with different data"):
-            charge(ledger, round_number=number, data="0" * 64)
+            charge(ledger, round_number=number, data=data)
     assert [row.round for row in ledger.rows()] == [1, 4]
 
 
@@ -225,7 +225,7 @@ def test_what_others_charge_after_the_budget_was_checked_is_not_passed_over(ledg
     checked = ledger.head()
     with Ledger(folder, create=True) as other:
         charge(other, "theirs", expected=checked)
-    for wrong in (checked, Head(0, START)):
+    for wrong in (checked, Head(0, START), Head(2, "g" * 64)):
         with pytest.raises(StateError, match="another process charged while round 2"):
             charge(ledger, "mine", 2, expected=wrong)
     assert [row.job for row in ledger.rows()] == ["mine", "theirs"]
@@ -276,6 +276,22 @@ def test_a_commit_survives_power_loss_except_in_simulation(folder, durable, sync
     assert {path.name for path in folder.iterdir()} == ({LEDGER, HEAD} if durable else {LEDGER})
 
 
+@pytest.mark.parametrize("name", ["", LEDGER, f"{LEDGER}-journal"])
+def test_what_others_own_is_only_read_and_what_they_can_change_is_refused(
+    ledger, folder, name, monkeypatch
+):
+    (folder / f"{LEDGER}-journal").touch()
+    with monkeypatch.context() as patch:
+        made_foreign(folder / name, "owner", patch)
+        with Ledger(folder, create=False) as theirs:
+            assert theirs.rows() == ()
+            with pytest.raises(StateError, match="belongs to user"):
+                charge(theirs)
+    (folder / name).chmod(0o702)
+    with pytest.raises(StateError, match="others may write to it"):
+        charge(ledger)
+
+
 def test_a_new_ledger_is_on_disk_before_its_name_and_that_before_any_charge(folder, monkeypatch):
     steps = steps_to_disk(monkeypatch, folder, "link")
     Ledger(folder, create=True).close()
@@ -297,10 +313,11 @@ def test_two_creators_share_the_first_ones_ledger(folder, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == [LEDGER, HEAD]
 
 
-def alter(statement: str):
+def alter(*statements: str):
     def damage(path: Path) -> None:
-        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            connection.execute(statement)
+        with opened(path.parent) as connection:
+            for statement in statements:
+                connection.execute(statement)
 
     return damage
 
@@ -340,8 +357,8 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(folder, damage, says
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
-    with Ledger(folder, create=True) as ledger:
-        for number in range(1, 31):
+    with Ledger(folder, create=True, durable=False) as ledger:
+        for number in range(1, 259):
             charge(ledger, round_number=number)
     cut(share)(folder / LEDGER)
 
@@ -358,7 +375,7 @@ def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
 # --- tampering
 
 # SQLite lets a cell hold any type, and these values represent damage of every type.
-CELLS = {"number": 77, "document": "{}", "payload": bytes(108), "hash": START}
+CELLS = {"number": 77, "document": "'{}'", "payload": "zeroblob(108)", "hash": f"'{START}'"}
 
 
 @pytest.fixture(scope="session")
@@ -420,8 +437,7 @@ def use(folder: Path) -> int:
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_changed_cell_is_found(written, cell, row):
     """A document is hashed as text, so a changed field is a changed cell."""
-    with opened(written) as connection:
-        connection.execute(f"UPDATE releases SET {cell} = ? WHERE number = ?", (CELLS[cell], row))
+    alter(f"UPDATE releases SET {cell} = {CELLS[cell]} WHERE number = {row}")(written / LEDGER)
     assert problems_of(written)
     assert cell == "payload" or use(written) == 6
 
@@ -436,14 +452,13 @@ def test_a_changed_cell_is_found(written, cell, row):
            "number = 3"] for row in (0, -3, 5)),
         [f"UPDATE releases SET number = {new} WHERE number = {old}"
          for old, new in ((1, 99), (2, 1), (99, 2))],
+        ["UPDATE releases SET number = number - 1"],
     ],
     ids=["first gone", "second gone", "third gone", "closed up", "before", "long before", "after",
-         "changed places"],
+         "changed places", "from 0"],
 )  # fmt: skip
 def test_rows_that_are_gone_added_or_moved_are_found(written, statements):
-    with opened(written) as connection:
-        for statement in statements:
-            connection.execute(statement)
+    alter(*statements)(written / LEDGER)
     assert problems_of(written)
     assert use(written) == 6
 
@@ -456,15 +471,13 @@ def test_what_cannot_be_read_is_said(written):
 
 
 def test_missing_and_damaged_bytes_are_found_where_they_are_needed(written):
-    with opened(written) as connection:
-        connection.execute("UPDATE releases SET payload = zeroblob(length(payload))")
+    alter("UPDATE releases SET payload = zeroblob(length(payload))")(written / LEDGER)
     with (
         Ledger(written, create=True) as ledger,
         pytest.raises(StateError, match="do not match their hash"),
     ):
         ledger.release_of("job-1", 2)
-    with opened(written) as connection:
-        connection.execute("UPDATE releases SET payload = NULL")
+    alter("UPDATE releases SET payload = NULL")(written / LEDGER)
     problems = problems_of(written)
     assert [problem.partition(":")[0] for problem in problems] == ["row 1", "row 2", "row 4"]
     assert all("released bytes are missing" in problem for problem in problems)
@@ -486,8 +499,7 @@ def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):
     with Ledger(written, create=True) as ledger:
         rows, head = ledger.rows(), ledger.head()
     assert head == Head(4, rows[-1].hash)
-    with opened(written) as connection:
-        connection.execute("DELETE FROM releases WHERE number = 4")
+    alter("DELETE FROM releases WHERE number = 4")(written / LEDGER)
     assert problems_of(written) == []  # the limit of a hash chain, as documented
     (problem,) = problems_of(written, head)
     assert "the noted head has 4 rows, the ledger 3" in problem

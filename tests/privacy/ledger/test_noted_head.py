@@ -1,16 +1,15 @@
 """Old copies: a rolled-back ledger is refused, and only a complete backup can be restored."""
 
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, noted_head, restore
-from dpfact_flower.privacy.ledger.file import open_ledger
 from tests.cli.test_privacy import ledger_text
 from tests.ledgers import charge, rows_in
+from tests.privacy.ledger.test_ledger import alter
 
 
 def filled(folder: Path, count: int) -> Path:
@@ -43,8 +42,7 @@ def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
     newer = shutil.copytree(filled(site, 5), tmp_path / "newer")
     path = site / LEDGER
     if other == "one cut off":
-        with closing(open_ledger(path, durable=True)) as connection:
-            connection.execute("DELETE FROM releases WHERE number = 5")
+        alter("DELETE FROM releases WHERE number = 5")(path)
     else:
         path.unlink()
     if other in copies:
@@ -133,6 +131,7 @@ def test_a_damaged_ledger_makes_no_backup_and_a_damaged_backup_no_ledger(site, t
     (site / LEDGER).unlink()
     with pytest.raises(StateError, match="row 2"):
         restore(tmp_path / "copy", site, head)
-    with pytest.raises(StateError, match="there is no ledger here"):
-        back_up(site, tmp_path / "third")
+    for use in (back_up, lambda *folders: restore(*folders, head)):
+        with pytest.raises(StateError, match="there is no ledger here"):
+            use(site, tmp_path / "third")
     ledger_text("verify", tmp_path / "copy", code=1)
