@@ -48,8 +48,8 @@ def test_a_masked_vector_is_uniform_and_so_is_every_sum_but_the_whole(dropouts):
 def test_words_of_one_vector_in_two_attempts_have_nothing_in_common():
     group = Group(4, 1, 1, count=3000)
     name = group.names[0]
-    one = group.ask(name)
-    two = group.ask(name, group.question(attempt=2))
+    one = group.ask(name, group.question(round=1000))
+    two = group.ask(name, group.question(round=int("1000"), attempt=2))  # an equal round
     difference = np.frombuffer(one.words, "<u4") - np.frombuffer(two.words, "<u4")
     assert looks_uniform(difference.tobytes())
     assert group.drawn[name] == 1
@@ -76,9 +76,10 @@ def test_of_a_site_said_to_be_lost_the_server_learns_nothing(sites, place):
     lost, first = group.names[place], group.ask_all()
     question = group.question(without=[lost], attempt=2)
     second = group.ask_all(question)
-    for name in question.sites:
+    for name, context in product(question.sites, (first[lost].context, bytes(32), b"\xff" * 32)):
+        told = {other: replace(answer, context=context) for other, answer in first.items()}
         with pytest.raises(PrivacyRefusedError, match="only the last attempt"):
-            group.open(name, first)
+            group.open(name, told)
     opening = {lost: group.open(lost, first)}  # no other request reached it since
     assert server.unopened(group.terms, group.question(), opening) == question.sites
     assert close(group.sum(question, second, question.sites), group.exact(question.sites), sites)
@@ -162,8 +163,9 @@ def test_without_dropouts_there_is_one_question_a_round(changes):
     context = group.ask(name).context
     with pytest.raises(PrivacyRefusedError):
         group.ask(name, group.question(**changes))
-    with pytest.raises(PrivacyRefusedError, match="too few"):
-        group.ask(name, group.question(round=2, without=["site-02"]))
+    for refusal, wrong in (("too few", {"without": ["site-02"]}), ("only one", {"attempt": 0})):
+        with pytest.raises(PrivacyRefusedError, match=refusal):
+            group.ask(name, group.question(round=2, **wrong))
     with pytest.raises(PrivacyRefusedError, match="only the last attempt"):
         site.opened(group.jobs[name], group.states[name], context, {})
 
@@ -261,7 +263,8 @@ def test_a_share_with_a_flipped_byte_or_of_another_length_is_a_missing_share():
     answers = group.ask_all()
     victim, cheat, other, *rest = group.names
     context, sent = answers[victim].context, server.sealed_for(victim, answers)
-    damaged = [sealing(group, cheat, victim, context).encrypt(bytes(12), b"x", context)]
+    seal = partial(sealing(group, cheat, victim, context).encrypt, bytes(12))
+    damaged = [seal(share, context) for share in (b"x", bytes(33))]
     for byte in (0, 31, 47):
         damaged.append(bytearray(sent[cheat]))
         damaged[-1][byte] ^= 1
@@ -269,8 +272,9 @@ def test_a_share_with_a_flipped_byte_or_of_another_length_is_a_missing_share():
     for wrong in swapped, *({cheat: bytes(share), other: b""} for share in damaged):
         state = site.opened(group.jobs[victim], group.states[victim], context, sent | wrong)
         assert list(state.opening.shares) == rest
-    with pytest.raises(MessageError, match="32 bytes each"):
-        site.Opening(bytes(32), {"site-01": b"short"})
+    for size, other_size in ((32, 31), (32, 33), (33, 32)):
+        with pytest.raises(MessageError, match="32 bytes each"):
+            site.Opening(bytes(size), {"site-01": bytes(other_size)})
 
 
 def test_a_flipped_byte_of_a_vector_changes_one_value():

@@ -40,6 +40,7 @@ def test_keys_differ_and_so_do_their_fingerprints():
     marks = {keys.fingerprint(keys.read_public_key(text)) for text in texts}
     assert len(marks) == 3
     assert all(len(mark) == 39 and len(mark.split()) == 8 for mark in marks)
+    assert keys.fingerprint(b"") == "e3b0 c442 98fc 1c14 9afb f4c8 996f b924"
 
 
 @pytest.mark.parametrize(
@@ -52,9 +53,10 @@ def test_another_file_is_no_key(content):
         keys.read_signing_key(content)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "ed25519:A", "ed25519:AAAA", "rsa:" + 43 * "A" + "=", f"ed25519:!{43 * 'A'}="]
-)
+@pytest.mark.parametrize("text", [
+    "", "ed25519:A", "ed25519:AAAA", f"ed25519:{44 * 'A'}", f"ed25519:!{43 * 'A'}=",
+    f"rsa:{43 * 'A'}=", f"ed25518:{43 * 'A'}=",
+])  # fmt: skip
 def test_another_line_is_no_public_key(text):
     with pytest.raises(SettingsError, match="need ed25519: and 44"):
         keys.read_public_key(text)
@@ -130,7 +132,7 @@ def test_the_context_depends_on_everything_and_on_nothing_else():
     assert len(found) == 1 + len(changed) + len(others)
 
 
-@pytest.mark.parametrize(("key", "signature"), [(31, 64), (32, 65)])
+@pytest.mark.parametrize(("key", "signature"), [(31, 64), (33, 64), (32, 63), (32, 65)])
 def test_members_of_other_lengths(key, signature):
     with pytest.raises(MessageError, match="member 'a': need 32 bytes"):
         Member("a", bytes(key), bytes(signature))
