@@ -15,7 +15,7 @@ class Group:
     """H sites with pinned keys, or `signing` ones; `states` is what each has on its disk."""
 
     def __init__(self, sites, colluding=0, dropouts=0, *, job="job", count=COUNT, signing=None):
-        names = [f"site-{number:02d}" for number in range(sites)]
+        names = sorted(f"site-{number:02d}" for number in range(sites))
         self.signing = signing or {n: keys.read_signing_key(keys.new_signing_key()) for n in names}
         self.peers = {n: keys.read_public_key(keys.public_text(self.signing[n])) for n in names}
         self.terms = Terms(job, "settings", tuple(names), colluding, dropouts)

@@ -8,7 +8,7 @@ import pytest
 
 from dpfact_flower.errors import PrivacyRefusedError
 from dpfact_flower.machine.parsed import from_json, parse_as, to_json
-from dpfact_flower.privacy.secure_sum import masks, server, site
+from dpfact_flower.privacy.secure_sum import keys, masks, server, site
 from tests.privacy.secure_sum.group import COUNT, Group, close
 
 
@@ -160,7 +160,9 @@ def test_a_key_is_made_for_the_sites_of_a_job_that_are_pinned():
             site.join(fewer, name, signing, some)
 
 
-def test_two_jobs_beside_each_other():
+def test_two_jobs_beside_each_other_and_one_of_many_sites():
+    many = Group(257, count=1)
+    keys.check_members(many.terms, many.members, many.peers, many.members[0])
     one = Group(3, 1, 0)
     two = Group(3, 1, 0, job="other", signing=one.signing)
     for group, answers in [(group, group.ask_all()) for group in (one, two)]:
