@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, noted_head, restore
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, back_up, noted_head, restore
 from tests.cli.test_privacy import ledger_text
 from tests.ledgers import charge, rows_in
 from tests.privacy.ledger.test_ledger import alter
@@ -27,11 +27,6 @@ def site(tmp_path) -> Path:
 
 def note_of(folder: Path) -> Path:
     return folder / f"{LEDGER}-head"
-
-
-def head_of(folder: Path) -> Head:
-    with Ledger(folder, create=False) as ledger:
-        return ledger.head()
 
 
 @pytest.mark.parametrize("other", ["an older copy", "one cut off", "a new one", "as long a one"])
@@ -88,15 +83,15 @@ def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tm
     assert "OK: 4 rows" in ledger_text("verify", tmp_path / "copy", "--noted", noted)
     shutil.rmtree(site)
     assert "OK: 4 rows" in ledger_text("restore", tmp_path / "copy", site, "--noted", noted)
-    assert str(head_of(site)) == noted
     with Ledger(site, create=False) as ledger:
+        assert str(ledger.head()) == noted
         charge(ledger, "job", 5, "patient")
         assert ledger.verify() == []
 
 
 @pytest.mark.parametrize("note_is_kept", [False, True])
 def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path, note_is_kept):
-    noted, last = back_up(site, tmp_path / "copy"), head_of(filled(site, 5))
+    noted, last = back_up(site, tmp_path / "copy"), noted_head(filled(site, 5) / LEDGER)
     (site / LEDGER).unlink()
     if not note_is_kept:
         note_of(site).unlink()

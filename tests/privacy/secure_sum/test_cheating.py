@@ -170,20 +170,17 @@ def test_without_dropouts_there_is_one_question_a_round(changes):
         site.opened(group.jobs[name], group.states[name], context, {})
 
 
-@pytest.mark.parametrize(
-    ("wrong", "refusal"),
-    [
-        (lambda m: m[:2], "too few"),
-        (lambda m: m[1:], "this site with its own key"),
-        (lambda m: (m[0], m[0], *m[1:]), "once each"),
-        (lambda m: m[::-1], "sorted"),
-        (lambda m: (*m, replace(m[2], site="site-07")), "from the terms"),
-        (lambda m: (replace(m[0], key=m[1].key), *m[1:]), "own key"),
-        (lambda m: (*m[:3], replace(m[3], key=bytes(31) + b"\x09")), "not signed"),
-        (lambda m: (*m[:3], replace(m[3], signature=m[2].signature)), "not signed"),
-        (lambda m: (*m[:3], replace(m[2], site="site-03")), "same key"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "refusal"), [
+    (lambda m: m[:2], "too few"),
+    (lambda m: m[1:], "this site with its own key"),
+    (lambda m: (m[0], m[0], *m[1:]), "once each"),
+    (lambda m: m[::-1], "sorted"),
+    (lambda m: (*m, replace(m[2], site="site-07")), "from the terms"),
+    (lambda m: (replace(m[0], key=m[1].key), *m[1:]), "own key"),
+    (lambda m: (*m[:3], replace(m[3], key=bytes(31) + b"\x09")), "not signed"),
+    (lambda m: (*m[:3], replace(m[3], signature=m[2].signature)), "not signed"),
+    (lambda m: (*m[:3], replace(m[2], site="site-03")), "same key"),
+])  # fmt: skip
 def test_wrong_members_are_refused_before_a_vector_is_drawn(wrong, refusal):
     group = Group(4, 1, 1)
     with pytest.raises(PrivacyRefusedError, match=refusal):

@@ -43,11 +43,9 @@ def test_keys_differ_and_so_do_their_fingerprints():
     assert keys.fingerprint(b"") == "e3b0 c442 98fc 1c14 9afb f4c8 996f b924"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"no key", pem(X25519PrivateKey.generate()), keys.new_signing_key()[:-40]],
-    ids=["nothing", "no key", "of X25519", "cut off"],
-)
+@pytest.mark.parametrize("content", [
+    b"", b"no key", pem(X25519PrivateKey.generate()), keys.new_signing_key()[:-40],
+], ids=["nothing", "no key", "of X25519", "cut off"])  # fmt: skip
 def test_another_file_is_no_key(content):
     with pytest.raises(SettingsError, match="need an Ed25519 private key in PEM"):
         keys.read_signing_key(content)

@@ -102,9 +102,8 @@ def test_damaged_state_is_said_to_be(key, damage):
     group = Group(4, 1, 1)
     group.ask(group.names[0])
     kept = from_json(to_json(group.states[group.names[0]], ["noisy"]))
-    if damage == "gone":
-        del kept[key]
-    else:
+    del kept[key]
+    if damage == "wrong":
         kept[key] = {"seed": "xyz"}
     with pytest.raises(ValueError, match=key):
         parse_as(site.RoundState, kept)
