@@ -105,7 +105,7 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     while True:
         low = _take(bits, words, cursor)
         if low < 0:
-            return 0  # out of bits
+            return low  # out of bits
         if not _exp(low, bits, words, cursor):
             continue
         high = 0
@@ -113,7 +113,7 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
             high += 1
         size = low + (high << bits)
         negative = _one_in(2, words, cursor)
-        if size > 0 or not negative:  # reject -0, or 0 would occur too often
+        if size or not negative:  # reject -0, or 0 would occur too often
             return -size if negative else size
 
 

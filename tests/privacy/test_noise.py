@@ -6,7 +6,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -112,6 +112,8 @@ def test_values_are_those_of_a_sampler_that_reads_one_bit_at_a_time(bits, count)
     assert max(map(abs, expected)) >= 3 * 2**bits  # rare coins were seen too
 
 
+@example(24, 1, 1, 50)  # the second word's last bit is the value's
+@example(24, 1, 1, 32)  # the first word's last bit is a refused value's
 @given(st.integers(1, 24), st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**32))
 def test_bits_are_used_in_order_and_none_is_skipped_or_used_twice(bits, count, at_once, seed):
     plain = OneBitAtATime(Tape(seed))
@@ -196,6 +198,7 @@ def test_entropy_per_sample_is_modest():
     tape = Tape()
     discrete_gaussian(50_000, tape)
     assert tape.given / 50_000 < 30
+    assert tape.given % 2**15 == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ noise. `release` and `share` take the sensitivity and the noise level from the `
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,8 +93,7 @@ Ridge = Callable[[], NDArray[np.float64]]
 """Function that computes a refinement's ridge penalties from earlier releases."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReleaseKind:
+class ReleaseKind(NamedTuple):
     """A kind of release.
 
     ``size(before, after, mode, rank)`` computes the number of released values. `before` and `after`

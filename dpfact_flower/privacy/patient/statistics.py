@@ -168,11 +168,10 @@ def _summed(
     """
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
-    rows = np.arange(tensor.n_patients + 1)
-    starts = np.searchsorted(tensor.indices[:, 0], rows).astype(np.int64)
+    starts = np.zeros(tensor.n_patients + 1, np.int64)
+    np.cumsum(np.bincount(tensor.indices[:, 0], minlength=tensor.n_patients), out=starts[1:])
     threads = sum_threads(size)
     cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
-    cuts[0], cuts[-1] = 0, tensor.n_patients
 
     def part(number: int) -> NDArray[np.int64]:
         total = np.zeros(size, np.int64)
@@ -184,8 +183,8 @@ def _summed(
 
 @compiled()
 def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, total: Array) -> None:
-    counted = np.zeros(offsets[-1], np.bool_)
-    codes = np.empty(offsets[-1], np.int64)
+    counted = np.zeros(len(total), np.bool_)
+    codes = np.empty(len(total), np.int64)
     for patient in range(len(starts) - 1):
         count = 0
         for entry in range(starts[patient], starts[patient + 1]):

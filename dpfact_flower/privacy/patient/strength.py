@@ -29,7 +29,7 @@ class Facts(NamedTuple):
     @property
     def known(self) -> bool:
         """Whether the numbers of patients and sites are both known."""
-        return self.patients > 0 and self.sites > 0
+        return bool(self.patients and self.sites)
 
     @property
     def noises(self) -> float:

@@ -16,18 +16,20 @@ from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.settings import PrivacySettings
 
 SECURE = PrivacySettings(secure_sums=True, epsilon=4.0, patients=10_000)
+SITES = [(3, 2), (4, 2), (5, 3), (6, 4), (10, 8), (20, 16), (21, 15), (50, 40)]
 
 
 def planned(privacy=SECURE, sites=20, rank=10):
     return plan_patient(privacy, sizes=(202, 316), rank=rank, sites=sites)
 
 
-@pytest.mark.parametrize(("sites", "honest"), [(3, 2), (4, 2), (6, 4), (10, 8), (20, 16), (50, 40)])
+@pytest.mark.parametrize(("sites", "honest"), SITES)
 def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
     sharing = sharing_of(SECURE, sites)
-    assert sharing.honest == honest
+    assert (sharing.honest, sharing.slots) == (honest, min(2, honest - 1))
     assert 2 * sharing.dropouts < sites - sharing.colluding
-    assert sharing_of(replace(SECURE, secure_colluding=17), 20).dropouts == 0
+    for changed in ({"secure_colluding": 17}, {"secure_dropouts": 0}):
+        assert sharing_of(replace(SECURE, **changed), 20).dropouts == 0
     most = min(sites, 4)
     assert sharing_of(replace(SECURE, secure_slots=most), sites).slots == most
     for names in ("a" * (sites - 1), "a" * (sites + 1)):
@@ -36,14 +38,17 @@ def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
 
 
 @pytest.mark.parametrize(
-    ("sites", "changed"),
+    ("sites", "changed", "says"),
     [
-        (0, {}), (2, {}), (6, {"secure_colluding": 0}), (6, {"secure_colluding": 5}),
-        (6, {"secure_dropouts": 3}), (3, {"secure_slots": 4}),
+        *((sites, {}, f"the number of sites, at least 3; got {sites}$") for sites in (0, 2)),
+        (6, {"secure_colluding": 0}, "secure-.* 6 sites, 0 colluding and 1 lost leave 5"),
+        (6, {"secure_colluding": 5}, "secure-.* 6 sites, 5 colluding and 0 lost leave 1"),
+        (6, {"secure_dropouts": 3}, "secure-.* 6 sites, 1 colluding and 3 lost leave 2"),
+        (5, {"secure_dropouts": 2}, "secure-.* 5 sites, 1 colluding and 2 lost leave 2"),
+        (3, {"secure_slots": 4}, "secure-slots: need at most 3, one per site; got 4"),
     ],
-)  # fmt: skip
-def test_sharing_that_cannot_hold_is_refused(sites, changed):
-    says = "the number of sites, at least 3" if sites < 3 else "secure-"
+)
+def test_sharing_that_cannot_hold_is_refused(sites, changed, says):
     with pytest.raises(SettingsError, match=says):
         sharing_of(replace(SECURE, **changed), sites)
 

@@ -1,6 +1,7 @@
 """Patient mode's sums, compared with slow dense references, and the basis of their sensitivity."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -175,6 +176,7 @@ def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
 @pytest.mark.parametrize("patients", [1, 2, 40])
 def test_the_number_of_a_sums_copies_tells_nothing_of_patients(most, parts, patients, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [*map(statistics.sum_threads, (4_000_000, 4_000_001))] == [3, 1]
     monkeypatch.setattr(statistics, "_MOST_SHARED", most)
     tensor, seen = as_tensor(np.ones((patients, 5, 6))), []
     statistics._summed(tensor, 11, lambda starts, _: seen.append(len(starts) - 1))
@@ -271,6 +273,29 @@ def test_an_empty_site_gives_zeros_not_an_error(sizes):
     empty = SparseTensor.from_coo([], [], (3, *sizes))
     for kind in KINDS:
         assert not statistic_of(kind, empty).total.any()
+    nothing = tuple(0 * factor for factor in factors_for(sizes))
+    assert not statistic_of("refine", as_tensor(counts(sizes)), factors=nothing).total.any()
+
+
+@pytest.mark.parametrize(
+    ("beside", "score", "wanted"),
+    [
+        (0.999, [1.999, 1.999], [1 + 0.999**59, 1 - 0.999**60]),  # 30 sweeps
+        (0.5, [1.0, 1.0], [(2 + 0.5**20) / 3, (2 - 0.5**21) / 3]),  # 11 sweeps, until 1e-6
+        (0.5, [1e-6, 1e-6], [0.75e-6, 0.625e-6]),  # 1e-6 is not yet settled
+        (0.0, [1e-40, 1.1e-40], [0.0, 1.1e-40]),
+    ],
+)
+def test_loadings_are_fitted_until_they_settle_or_for_thirty_sweeps(beside, score, wanted):
+    gram, a, pull = np.diag([1, 1, 0]) + 0.0, np.empty(3), np.empty(3)
+    gram[0, 1] = gram[1, 0] = beside
+    statistics._refit(np.array([*score, 1.0]), gram, np.zeros(3), a, pull)
+    np.testing.assert_allclose(a, [*wanted, 0.0], rtol=1e-11)
+    np.testing.assert_allclose(pull, gram @ a, rtol=1e-11)
+
+
+def test_what_counts_as_zero_is_below_the_limit():
+    assert statistics._without_least(np.array([-0.2, -0.1, 0.1]), 0.2).tolist() == [-0.2, 0, 0]
 
 
 @pytest.mark.parametrize("exponents", [(-45, 6), (-40, -38), (-19, -17)], ids=str)
@@ -299,16 +324,28 @@ def test_the_grid_follows_from_the_noise():
     assert found.total.sum() == 1
 
 
-@pytest.mark.parametrize("sigma", [0, -1, math.nan, 1e-9])
-def test_impossible_noise_is_refused(sigma):
-    with pytest.raises(SettingsError, match="sigma"):
-        code_counts(as_tensor(counts((5, 6))), sigma=sigma)
+@pytest.mark.parametrize(("kind", "sensitivity"), [*zip(KINDS, (1, 1, BOUND), strict=True)])
+def test_impossible_noise_is_refused(kind, sensitivity):
+    tensor, least = as_tensor(counts((5, 6))), sensitivity * 2.0**-11 * (1 - 1e-9)
+    statistic_of(kind, tensor, least)
+    for sigma in (0, -1, math.nan, 1e-9, least * (1 - 1e-12)):
+        small = f"{sigma:g} is too small for a sensitivity of {sensitivity:g}$"
+        with pytest.raises(SettingsError, match=f"^sigma: ({small}|must)"):
+            statistic_of(kind, tensor, sigma)
+
+
+def test_a_site_has_no_more_patients_than_can_be_added(monkeypatch):
+    for most in (4, 3, 1):
+        monkeypatch.setattr(statistics, "MAX_PATIENTS", most)
+        with pytest.raises(DataError, match="than 1 p") if most == 1 else nullcontext():
+            code_counts(as_tensor(np.ones((3, 2, 2))), sigma=1.0)
 
 
 @pytest.mark.parametrize(
     ("sizes", "bound", "error", "text"),
-    [((5, 6), 0.0, SettingsError, "bound"), ((5, 7), 0.1, DataError, "factors")],
-)
+    [((5, 6), 0.0, SettingsError, "bound"),
+     *((sizes, 0.1, DataError, "do not match the tensor's") for sizes in ((5, 7), (5, 5), (5,)))],
+)  # fmt: skip
 def test_what_does_not_fit_is_refused(sizes, bound, error, text):
     cells, factors = as_tensor(counts((5, 6))), factors_for(sizes)
     with pytest.raises(error, match=text):
