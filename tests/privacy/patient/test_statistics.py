@@ -283,7 +283,7 @@ def test_an_empty_site_gives_zeros_not_an_error(sizes):
         (0.999, [1.999, 1.999], [1 + 0.999**59, 1 - 0.999**60]),  # 30 sweeps
         (0.5, [1.0, 1.0], [(2 + 0.5**20) / 3, (2 - 0.5**21) / 3]),  # 11 sweeps, until 1e-6
         (0.5, [1e-6, 1e-6], [0.75e-6, 0.625e-6]),  # 1e-6 is not yet settled
-        (0.0, [1e-40, 1.1e-40], [0.0, 1.1e-40]),
+        (0.0, [1e-40, 0.9e-40], [0.0, 0.0]),
     ],
 )
 def test_loadings_are_fitted_until_they_settle_or_for_thirty_sweeps(beside, score, wanted):
