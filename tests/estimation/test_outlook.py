@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpfact_flower.estimation.outlook import needs_of, outlook_of
 from dpfact_flower.privacy.patient.sharing import Sharing
-from dpfact_flower.privacy.patient.strength import Facts
+from dpfact_flower.privacy.patient.strength import GOOD_STRENGTH, Facts, chance_of
 from tests.privacy.patient.test_plan import plan
 
 SAYS = {
@@ -67,6 +67,7 @@ def test_the_verdict_on_a_cohort_and_the_sentence_that_says_it(changes, verdict)
     found = outlook_of(plan(**changes))
     assert found.verdict == verdict
     assert SAYS[verdict] in found.sentence
+    assert [*map(chance_of, (22, 44, GOOD_STRENGTH))] == pytest.approx([0.5, 16 / 17, 0.9])
 
 
 def test_the_noise_in_a_secure_sum_is_that_of_all_slots_over_the_honest_sites():

@@ -1,4 +1,5 @@
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +15,10 @@ from dpfact_flower.privacy.conversions import (
     ZCDP_TIGHT,
     epsilon_gaussian_discrete,
 )
+from dpfact_flower.privacy.patient import plan as planning
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
+from dpfact_flower.privacy.patient.strength import Facts
 from dpfact_flower.privacy.release import PATIENT_CLAIM, SEEDED_CLAIM, ReleaseEvent
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
@@ -60,6 +63,8 @@ def test_the_budget_is_divided_as_asked():
     shares = [0.1, 0.9 * 0.6, *[0.9 * 0.4 / 6] * 6]
     assert rhos == pytest.approx([share * total for share in shares])
     assert sum(rhos) == pytest.approx(total, rel=1e-14)
+    few = plan(sizes=(202,), start_share=0.6, refine_rounds=1).releases
+    assert [release.rho for release in few] == pytest.approx([0.6 * total, 0.4 * total])
 
 
 def test_schedule_of_a_run():
@@ -76,7 +81,7 @@ def test_schedule_of_a_run():
     assert (made.settings.start_share, made.settings.refine_rounds) == (0.5, 2)
 
 
-@pytest.mark.parametrize("sizes", [(5,), (5, 4), (3, 4, 2)])
+@pytest.mark.parametrize("sizes", [(2,), (5,), (5, 4), (3, 4, 2)])
 def test_counts_are_those_of_the_statistics(sizes):
     rng = np.random.default_rng(0)
     dense = rng.poisson(0.3, (6, *sizes)) + (np.arange(6) == 0).reshape(-1, *[1] * len(sizes))
@@ -96,7 +101,7 @@ def test_chosen_codes_shrink_later_releases_and_not_the_count():
     assert [r.count for r in made.releases] == [518, 50 * 49 // 2, 20 * 50 + 1275, 30 * 50 + 1275]
 
 
-def test_events_carry_the_claim_and_the_modes():
+def test_events_carry_the_claim_and_the_modes(monkeypatch):
     made = plan(refine_rounds=1)
     events = [r.event(["procedures", "diagnoses"], seeded=False) for r in made.releases]
     names = ["round 1, start", "round 2, refine procedures", "round 3, refine diagnoses"]
@@ -105,6 +110,8 @@ def test_events_carry_the_claim_and_the_modes():
         assert event == ReleaseEvent(name, *numbers, "patient", "add-remove", PATIENT_CLAIM)
         assert event.rho == pytest.approx(release.rho, rel=1e-14)
     assert made.guarantee().claim == PATIENT_CLAIM
+    monkeypatch.setattr(planning, "account", lambda events, _: [event.name for event in events])
+    assert made.guarantee() == [names[0], "round 2, refine mode 1", "round 3, refine mode 2"]
     assert SEEDED_CLAIM in account([r.event(names, seeded=True) for r in made.releases], 1e-5).claim
 
 
@@ -119,22 +126,31 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 3), (32.0, 9), (1e6, 40)]
+    ("epsilon", "rounds"),
+    [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 3), (32.0, 9), (200.0, 30), (300.0, 38), (1e6, 40)],
 )
 def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
     made = plan(epsilon=epsilon)
+    assert plan(epsilon=8.0, rank=10, patients=4000).settings.refine_rounds == 3
+    assert plan(epsilon=epsilon, refine_rounds=1).settings.refine_rounds == 1
     assert made.settings.refine_rounds == rounds
     assert made.settings.start_share == 0.7
 
 
-def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
+def test_refinements_are_averaged_unless_there_is_signal_in_plenty(monkeypatch):
     assert plan(epsilon=1.0).memory == 0.5
     assert plan(epsilon=1e5).memory == 0.0
     assert plan(patients=0).memory == 0.5
     assert plan(epsilon=832.0, codes="100x150", codes_share=0.5).memory == 0.5  # signal 697
+    for signal, memory in ((999.9, 0.5), (1000.0, 0.0)):
+        monkeypatch.setattr(Facts, "signal", lambda *_, signal=signal: signal)
+        assert plan().memory == memory
 
 
-@pytest.mark.parametrize("changes", [{"refine_rounds": 0}, {"start_share": 1.0}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"refine_rounds": 0}, {"start_share": 1.0}, {"refine_rounds": 0, "start_share": 1.0}],
+)
 def test_a_run_without_refinement_spends_all_on_the_start(changes):
     made = plan(**changes)
     assert kinds(made) == [("start", None)]
@@ -158,7 +174,7 @@ def test_beyond_the_proof_for_discrete_noise_tight_zcdp_is_planned():
     ("changes", "names"),
     [
         ({"rank": 0}, "rank"),
-        ({"sizes": (0, 5)}, "sizes"), ({"sizes": (1,)}, "sizes"), ({"sizes": ()}, "codes"),
+        ({"sizes": (0, 5)}, "sizes"), ({"sizes": (1,)}, "least 2 c"), ({"sizes": ()}, "codes"),
         ({"start_share": 1.0, "refine_rounds": 1}, "start-share"),
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
         *(({"codes": codes}, f"need one per mode, up to 202x316; got '{codes}'")
@@ -181,6 +197,9 @@ def test_signal_that_is_left_over_or_more_patients_of_a_code_go_into_a_wider_bou
     bound = plan(epsilon=8.0).settings.bound
     assert plan(epsilon=8.0, sizes=(101, 316)).settings.bound > bound
     assert plan(epsilon=8.0, rank=10).settings.bound == pytest.approx(bound)
+    counted = plan(epsilon=8.0, codes="100x150", codes_share=0.5)
+    noise = math.sqrt(150 * 6 / total_rho(8.0, 1e-5))  # in a column of the larger mode, six times
+    assert counted.settings.bound == pytest.approx(0.1 * 40_662 / noise / (100 + 150))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +207,10 @@ def test_signal_that_is_left_over_or_more_patients_of_a_code_go_into_a_wider_bou
     [
         (((20_000,), 2), ((20_001,), 2), "200,010,000 values, but the limit is 200,000,000"),
         (((100,), 3950), ((100,), 3951), "rank: 3951 makes .* 16,005,501 .* limit is 16,000,000"),
+        (((6000,), 2000), ((6001,), 2000), "rank: 2000 makes .* 16,002,000 .* limit is 16,000,000"),
         (((17_000,), 894), ((17_000,), 895), "rank: 895 makes .* the limit is 16,000,000"),
     ],
-    ids=["codes", "phenotypes", "both"],
+    ids=["codes", "phenotypes", "as many as allowed", "both"],
 )
 def test_what_is_too_large_for_a_site_is_known_before_it_reads_a_patient(largest, beyond, says):
     assert max(release.count for release in plan(*largest).releases) <= 200_000_000
@@ -207,3 +227,14 @@ def test_a_spent_budget_has_no_room_for_another_release(delta):
         assert epsilon_gaussian_discrete(math.sqrt(2 * (spent + least)), 1e-5, 10**6) > cap
     with pytest.raises(SettingsError, match="noise of more than 10000 patients"):
         plan(epsilon=2.1e-6, delta=delta, start_share=0.01, refine_rounds=100, bound=0.001)
+
+
+def test_the_largest_noise_and_the_most_values_are_allowed():
+    made = plan(refine_rounds=1)
+    for sigma, count, says in (
+        (0.5 * _MOST_NOISE, 2_000_000_000, ""), (0.501 * _MOST_NOISE, 1, "than 10000 patients"),
+        (1.0, 2_000_000_001, "refine-rounds: 1 make .* 2,000,000,001 .* is 2,000,000,000; choose"),
+    ):  # fmt: skip
+        release = replace(made.start, sensitivity=0.5, sigma=sigma, count=count)
+        with pytest.raises(SettingsError, match=says) if says else nullcontext():
+            planning._check_releases(made.settings, [release])

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
 
 import numpy as np
@@ -25,6 +26,7 @@ from dpfact_flower.privacy.patient.statistics import (
     refinement,
 )
 from dpfact_flower.tensor import SparseTensor
+from tests.privacy.patient.test_plan import plan
 
 ALPHA = 1e-6
 NAME = "round 3, refine diagnoses"
@@ -68,6 +70,7 @@ def test_a_release_knows_its_steps_even_when_it_was_kept():
     assert step_of(release_unprotected((np.ones((2, 2), np.float32),))) == 0
     assert step_of(release_nothing()) == 0
     assert step_of(replay(sent.arrays, sent.events * 2)) == 0  # two steps are not one
+    assert step_of(replay(sent.arrays, [replace(sent.events[0], unit="entry")])) == 0
 
 
 def test_the_event_says_what_the_sum_says():
@@ -99,10 +102,14 @@ def test_the_cost_does_not_depend_on_the_patients():
 def test_noise_cannot_be_calibrated_to_another_number():
     numbers = {"sensitivity", "sigma", "bound", "scale", "grid", "epsilon", "rho"}
     assert not numbers & set(inspect.signature(release).parameters)
+    for fixed in (bounded(), plan(), plan().start):
+        with pytest.raises(FrozenInstanceError):
+            fixed.sigma = 1.0
 
 
 def test_no_repr_shows_a_value():
     given = bounded(9, value=987654)
+    assert given != bounded(9, value=987654)  # and no values are compared
     assert "987654" not in repr(given)
     sent = release(given, Noise.from_os(), name=NAME)
     assert str(values_of(sent)[0])[:5] not in repr(sent)

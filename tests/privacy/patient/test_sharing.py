@@ -1,5 +1,6 @@
 """Shared noise: honest sites, each site's part, and the cost."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,12 @@ from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.estimation.outlook import outlook_of
 from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient import share
+from dpfact_flower.privacy.patient import plan, share
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import BoundedSum
+from dpfact_flower.privacy.secure_sum.keys import Question
+from dpfact_flower.privacy.secure_sum.masks import width_of
 from dpfact_flower.settings import PrivacySettings
 
 SECURE = PrivacySettings(secure_sums=True, epsilon=4.0, patients=10_000)
@@ -62,6 +65,10 @@ def test_honest_sites_have_the_noise_of_the_plan_together():
     for release in planned().releases:
         assert release.own_sigma**2 * 16 == pytest.approx(release.sigma**2)
         assert release.seen_sigma**2 == pytest.approx(20 * release.own_sigma**2)
+    asked = replace(release, sensitivity=0.25, sigma=16.0)
+    for patients in (2**n for n in range(60)):
+        question = asked.question("ab", patients, 2, [])
+        assert question == Question(asked.round, b"\xab", 2, width_of(patients, 1 / 16), ())
 
 
 @pytest.mark.parametrize(
@@ -76,11 +83,16 @@ def test_alone_costs_as_much_as_a_site_s_own_noise(sites, epsilon, alone):
     assert guarantee.alone.claim.endswith("even if all other sites collude")
 
 
-def test_slots_are_as_many_as_the_signal_bears():
+def test_slots_are_as_many_as_the_signal_bears(monkeypatch):
     assert planned(replace(SECURE, epsilon=1.0)).facts.sharing.slots == 1
     assert planned(replace(SECURE, patients=100_000)).facts.sharing.slots == 2
     assert planned(replace(SECURE, patients=0)).facts.sharing.slots == 2  # unknown
     assert planned(replace(SECURE, epsilon=1.0, secure_slots=3)).facts.sharing.slots == 3
+    made = planned(replace(SECURE, secure_slots=2))
+    strength = made.facts.start_signal(made.start.rho) * math.sqrt(made.facts.rank)
+    for good, slots in ((strength, 2), (strength * 1.001, 1)):
+        monkeypatch.setattr(plan, "GOOD_STRENGTH", good)
+        assert planned().facts.sharing.slots == slots
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
