@@ -9,22 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.privacy import (
-    PATIENT_CLAIM,
-    Noise,
-    Release,
-    ReleaseEvent,
-    release_nothing,
-    release_unprotected,
-    replay,
-)
-from dpfact_flower.privacy.patient import release, step_of
-from dpfact_flower.privacy.patient.statistics import (
-    BoundedSum,
-    code_counts,
-    cooccurrence,
-    refinement,
-)
+from dpfact_flower.privacy import PATIENT_CLAIM, Noise, Release, ReleaseEvent, replay
+from dpfact_flower.privacy.patient import release, statistics, step_of
+from dpfact_flower.privacy.patient.statistics import BoundedSum
+from dpfact_flower.privacy.release import release_nothing, release_unprotected
 from dpfact_flower.tensor import SparseTensor
 from tests.privacy.patient.test_plan import plan
 
@@ -89,9 +77,9 @@ def test_the_cost_does_not_depend_on_the_patients():
         cells = rng.integers(0, (patients, 5, 4), (3000, 3))
         tensor = SparseTensor.from_coo(cells, np.ones(3000), (patients, 5, 4))
         sums = (
-            code_counts(tensor, sigma=2.0),
-            cooccurrence(tensor, sigma=3.0),
-            refinement(tensor, factors, 1, ridge=np.zeros(3), bound=0.1, sigma=0.5),
+            statistics.code_counts(tensor, sigma=2.0),
+            statistics.cooccurrence(tensor, sigma=3.0),
+            statistics.refinement(tensor, factors, 1, ridge=np.zeros(3), bound=0.1, sigma=0.5),
         )
         events.append([release(s, Noise.from_os(), name=NAME).events for s in sums])
     assert events[0] == events[1]

@@ -31,8 +31,10 @@ def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
     sharing = sharing_of(SECURE, sites)
     assert (sharing.honest, sharing.slots) == (honest, min(2, honest - 1))
     assert 2 * sharing.dropouts < sites - sharing.colluding
-    for changed in ({"secure_colluding": 17}, {"secure_dropouts": 0}):
-        assert sharing_of(replace(SECURE, **changed), 20).dropouts == 0
+    for colluding, number, dropouts in ((17, 20, 0), (14, 21, 3)):
+        changed = replace(SECURE, secure_colluding=colluding)
+        assert sharing_of(changed, number).dropouts == dropouts
+    assert sharing_of(replace(SECURE, secure_dropouts=0), 20).dropouts == 0
     most = min(sites, 4)
     assert sharing_of(replace(SECURE, secure_slots=most), sites).slots == most
     for names in ("a" * (sites - 1), "a" * (sites + 1)):
@@ -44,13 +46,12 @@ def test_a_tenth_may_collude_and_a_tenth_be_lost(sites, honest):
     ("sites", "changed", "says"),
     [
         *((sites, {}, f"the number of sites, at least 3; got {sites}$") for sites in (0, 2)),
-        (6, {"secure_colluding": 0}, "secure-.* 6 sites, 0 colluding and 1 lost leave 5"),
-        (6, {"secure_colluding": 5}, "secure-.* 6 sites, 5 colluding and 0 lost leave 1"),
-        (6, {"secure_dropouts": 3}, "secure-.* 6 sites, 1 colluding and 3 lost leave 2"),
-        (5, {"secure_dropouts": 2}, "secure-.* 5 sites, 1 colluding and 2 lost leave 2"),
-        (3, {"secure_slots": 4}, "secure-slots: need at most 3, one per site; got 4"),
+        (6, {"secure_colluding": 0}, "0 colluding .* 1 lost leave 5"),
+        (6, {"secure_colluding": 5}, "5 colluding .* 0 lost leave 1"),
+        (6, {"secure_dropouts": 3}, "3 lost leave 2"), (5, {"secure_dropouts": 2}, "2 lost leave"),
+        (3, {"secure_slots": 4}, "secure-slots: .* most 3, one per site; got 4"),
     ],
-)
+)  # fmt: skip
 def test_sharing_that_cannot_hold_is_refused(sites, changed, says):
     with pytest.raises(SettingsError, match=says):
         sharing_of(replace(SECURE, **changed), sites)
@@ -93,14 +94,6 @@ def test_slots_are_as_many_as_the_signal_bears(monkeypatch):
     for good, slots in ((strength, 2), (strength * 1.001, 1)):
         monkeypatch.setattr(plan, "GOOD_STRENGTH", good)
         assert planned().facts.sharing.slots == slots
-
-
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_a_site_finds_the_same_plan_from_settings_that_are_settled(epsilon):
-    made = planned(replace(SECURE, epsilon=epsilon))
-    again = planned(made.settings, sites=0)
-    assert again.releases == made.releases
-    assert again.settings == made.settings
 
 
 def test_slots_are_used_from_the_epsilon_at_which_they_have_a_good_outlook():
