@@ -267,9 +267,7 @@ def test_rounding_adds_next_to_nothing_to_the_moment_of_the_tail_bound(sigma):
     moment = (rounded_gaussian(n, sigma) * np.exp(n**2 / (4 * sigma**2))).sum()
     assert math.sqrt(2) < moment + 1e-5
     assert moment <= math.sqrt(2 / (1 - 1 / (6 * sigma**2))) < math.exp(0.5)
-
-
-def test_slack_absorbs_the_tail_at_extreme_epsilon_and_delta():
+    # The slack absorbs the tail at extreme epsilon and delta.
     assert mpmath.exp(500 - 800) / mpmath.mpf("1e-100") < mpmath.expm1(3200 / (24 * SIGMA**2))
 
 

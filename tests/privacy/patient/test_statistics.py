@@ -55,11 +55,6 @@ def test_no_patient_has_a_phenotype_of_zeros(sizes):
     assert wanted.any()
 
 
-def test_values_are_scaled_before_they_are_truncated():
-    found = code_counts(as_tensor(np.ones((1, 1, 1, 1))), sigma=SIGMA / 3.5)
-    assert found.total.tolist() == [2, 2, 2]  # 3.5 / sqrt(3) = 2.02
-
-
 # --- Slow references: one patient's part, in real units -------------------------------------------
 
 
@@ -143,6 +138,8 @@ def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
         tolerance = len(dense) * found.grid + (1e-5 if kind == "refine" else 1e-8)
         np.testing.assert_allclose(found.total * found.grid, wanted, atol=tolerance)
         assert wanted.any()
+    # An empty site gives zeros, not an error.
+    assert not statistic_of(kind, SparseTensor.from_coo([], [], (3, *sizes))).total.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,11 +177,9 @@ def test_the_number_of_a_sums_copies_tells_nothing_of_patients(most, parts, pati
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60)
 @given(
-    seed=st.integers(0, 2**32 - 1),
-    size=st.sampled_from([1e-3, 1.0, 1e6, 1e30]),
-    dense=st.booleans(),
-    sigma=st.sampled_from([1e-2, 0.3, 1e3]),
-)
+    seed=st.integers(0, 2**32 - 1), size=st.sampled_from([1e-3, 1.0, 1e6, 1e30]),
+    dense=st.booleans(), sigma=st.sampled_from([1e-2, 0.3, 1e3]),
+)  # fmt: skip
 def test_no_patient_moves_the_sum_by_more_than_the_sensitivity(kind, seed, size, dense, sigma):
     rng = np.random.default_rng(seed)
     cells = rng.gamma(0.3, size, (1, 5, 6)) * (rng.random((1, 5, 6)) < (1 if dense else 0.15))
@@ -261,14 +256,6 @@ def test_a_patient_may_have_the_last_phenotype_alone():
     assert wanted.any()
 
 
-def test_an_empty_site_gives_zeros_not_an_error(sizes):
-    empty = SparseTensor.from_coo([], [], (3, *sizes))
-    for kind in KINDS:
-        assert not statistic_of(kind, empty).total.any()
-    nothing = tuple(0 * factor for factor in factors_for(sizes))
-    assert not statistic_of("refine", as_tensor(counts(sizes)), factors=nothing).total.any()
-
-
 @pytest.mark.parametrize(
     ("beside", "score", "wanted"),
     [(0.999, [1.999, 1.999], [1 + 0.999**59, 1 - 0.999**60]),  # 30 sweeps
@@ -301,11 +288,13 @@ def test_no_factors_put_a_patient_in_subnormal_numbers(shape, penalty, exponents
     assert statistics._without_least(np.array([-0.2, -0.1, 0.1]), 0.2).tolist() == [-0.2, 0, 0]
 
 
-def test_the_grid_follows_from_the_noise():
+def test_the_grid_follows_from_the_noise_and_values_are_scaled_before_they_are_truncated():
     found = statistic_of("start", as_tensor(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
     assert found.grid == 0.5
     # A single pair: 2 units, minus the safety margin, truncated.
     assert found.total.sum() == 1
+    found = code_counts(as_tensor(np.ones((1, 1, 1, 1))), sigma=SIGMA / 3.5)
+    assert found.total.tolist() == [2, 2, 2]  # 3.5 / sqrt(3) = 2.02
 
 
 @pytest.mark.parametrize(("kind", "sensitivity"), [*zip(KINDS, (1, 1, BOUND), strict=True)])
