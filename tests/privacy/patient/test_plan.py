@@ -80,9 +80,8 @@ def test_counts_are_those_of_the_statistics(sizes):
     assert len(code_counts(tensor, sigma=1.0).total) == made.releases[0].count
     assert len(cooccurrence(tensor, sigma=1.0).total) == made.start.count
     for release in made.releases[2:]:
-        given = {"ridge": np.zeros(3), "bound": 0.1, "sigma": 1.0}
-        count = len(refinement(tensor, factors, release.mode, **given).total)
-        assert count == release.count == sizes[release.mode] * 3 + whole_size(3)
+        found = refinement(tensor, factors, release.mode, ridge=np.zeros(3), bound=0.1, sigma=1.0)
+        assert len(found.total) == release.count == sizes[release.mode] * 3 + whole_size(3)
     # Chosen codes shrink later releases and not the count.
     made = plan(refine_rounds=1, codes="20x30")
     assert [r.count for r in made.releases] == [518, 50 * 49 // 2, 20 * 50 + 1275, 30 * 50 + 1275]
@@ -137,12 +136,9 @@ def test_refinements_are_averaged_unless_there_is_signal_in_plenty(monkeypatch):
         assert plan().memory == memory
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"refine_rounds": 0}, {"start_share": 1.0}, {"refine_rounds": 0, "start_share": 1.0}],
-)
-def test_a_run_without_refinement_spends_all_on_the_start(changes):
-    made = plan(**changes)
+@pytest.mark.parametrize(("share", "rounds"), [(0.0, 0), (1.0, -1), (1.0, 0)])
+def test_a_run_without_refinement_spends_all_on_the_start(share, rounds):
+    made = plan(start_share=share, refine_rounds=rounds)
     assert [(r.kind, r.mode) for r in made.releases] == [("start", None)]
     assert (made.settings.start_share, made.settings.refine_rounds, made.rounds) == (1.0, 0, 2)
     assert made.guarantee().headline.epsilon == pytest.approx(4.0, rel=1e-6)
@@ -154,7 +150,7 @@ def test_beyond_the_proof_for_discrete_noise_tight_zcdp_is_planned():
     assert found.epsilon == pytest.approx(1e4, rel=1e-9)
     for epsilon, delta in ((2.0000021e-6, 1e-5), (2.0000021e-6, 1.04e-4), (7.437416e-4, 1.52e-7)):
         mu = math.sqrt(2 * total_rho(epsilon, delta))  # by zCDP if rounding hides the proof
-        assert 0.4 * epsilon < conversions.epsilon_gaussian_discrete(mu, delta, 3) <= epsilon
+        assert 0.9 * epsilon < conversions.epsilon_gaussian_discrete(mu, delta, 3) <= epsilon
     for share in (0.5, 1.5, 2.0):
         with pytest.raises(SettingsError, match="must exceed 2e-06"):
             total_rho(share * conversions.DISCRETE_SLACK, 1e-5)
