@@ -114,6 +114,7 @@ def test_values_are_those_of_a_sampler_that_reads_one_bit_at_a_time(bits, count)
 
 @example(24, 1, 1, 50)  # the second word's last bit is the value's
 @example(24, 1, 1, 32)  # the first word's last bit is a refused value's
+@example(24, 1, 1, 2851)  # the last bit of a word goes on
 @given(st.integers(1, 24), st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**32))
 def test_bits_are_used_in_order_and_none_is_skipped_or_used_twice(bits, count, at_once, seed):
     plain = OneBitAtATime(Tape(seed))

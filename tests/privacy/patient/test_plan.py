@@ -82,8 +82,7 @@ def test_counts_are_those_of_the_statistics(sizes):
     for release in made.releases[2:]:
         found = refinement(tensor, factors, release.mode, ridge=np.zeros(3), bound=0.1, sigma=1.0)
         assert len(found.total) == release.count == sizes[release.mode] * 3 + whole_size(3)
-    # Chosen codes shrink later releases and not the count.
-    made = plan(refine_rounds=1, codes="20x30")
+    made = plan(refine_rounds=1, codes="20x30")  # which shrinks later releases and not the count
     assert [r.count for r in made.releases] == [518, 50 * 49 // 2, 20 * 50 + 1275, 30 * 50 + 1275]
 
 
@@ -129,7 +128,7 @@ def test_rounds_at_the_size_of_the_papers_cohort(epsilon, rounds):
 def test_refinements_are_averaged_unless_there_is_signal_in_plenty(monkeypatch):
     assert plan(epsilon=1.0).memory == 0.5
     assert plan(epsilon=1e5).memory == 0.0
-    assert plan(patients=0).memory == 0.5
+    assert (plan(patients=0).memory, plan(patients=0).facts.signal(1.0)) == (0.5, 0.0)
     assert plan(epsilon=832.0, codes="100x150", codes_share=0.5).memory == 0.5  # signal 697
     for signal, memory in ((999.9, 0.5), (1000.0, 0.0)):
         monkeypatch.setattr(Facts, "signal", lambda *_, signal=signal: signal)
