@@ -90,10 +90,8 @@ class OnArrival(Coordinator):
     @property
     def rounds_in_step(self) -> int:
         """Number of synchronous rounds: round 1 and all rounds that compute the initial factors."""
-        last = 1
-        while last < self.rounds and self.rule.needs_quorum(last + 1):
-            last += 1
-        return last
+        last = (n for n in range(1, self.rounds) if not self.rule.needs_quorum(n + 1))
+        return next(last, self.rounds)
 
     @property
     def is_over(self) -> bool:
@@ -225,7 +223,7 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
         self._version = saved["version"]
-        self._round = replace(parse_as(_OpenRound, saved["open"]), began=0.0)  # a new clock
+        self._round = parse_as(_OpenRound, saved["open"])
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None

@@ -8,7 +8,7 @@ import pytest
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.server.elastic import ElasticRule, elastic_average
 from dpfact_flower.server.patient import PatientRule
-from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
+from dpfact_flower.server.rule import ServerRule, initial_factors, numbered, unnumbered
 from dpfact_flower.server.secure import slot_totals
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
@@ -35,7 +35,8 @@ def make(name, **run):
 def test_a_rule_starts_from_the_public_seed(name):
     rule = make(name)
     assert_bits(rule.factors, initial_factors(SHAPE, 3, 2))
-    assert rule.selection == ()
+    assert initial_factors((2,), 1, 0)[0].ravel() == pytest.approx([0.949985, 0.312295], abs=1e-6)
+    assert rule.selection == rule.false_discovery == ()
     assert not np.array_equal(make(name, seed=3).factors[0], rule.factors[0])
 
 
@@ -47,6 +48,11 @@ def test_every_round_has_shapes_and_as_many_values_as_are_planned(name):
         events = [event.count for event in rule.planned_events(number)]
         assert events == ([] if name == "none" else counts)
         assert name != "none" or counts == [15, 12]
+
+
+def test_a_rule_must_have_every_method_and_has_started_by_default():
+    needed = "anchors needs_quorum planned_events reply_shapes restore state update"
+    assert (sorted(ServerRule.__abstractmethods__), ServerRule.started) == (needed.split(), True)
 
 
 def test_arrays_keep_their_order_in_a_state():

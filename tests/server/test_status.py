@@ -11,7 +11,7 @@ from dpfact_flower.privacy import account
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
-from dpfact_flower.server.history import Failure
+from dpfact_flower.server.history import Failure, read_history
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import READINESS, Readiness, read_readiness, write_readiness
 from dpfact_flower.server.rules import server_rules
@@ -100,7 +100,7 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path, monke
     with pytest.raises(Killed if died else QuorumError):
         close(it, 1, ("north",), [Failure("node 7", "error 5")])
     found = run_status(tmp_path)
-    assert (found.finished, found.missed) == (0, (1,))
+    assert (found.finished, found.missed, read_history(tmp_path)[0].quorum_seconds) == (0, (1,), 0)
     north = next(site for site in found.sites if site.name == "north")
     assert (north.used, north.unused) == (0, 1)
     assert north.epsilon_unused == north.epsilon > 0
