@@ -208,7 +208,7 @@ def test_a_site_that_drops_out_after_its_charge_is_on_record(tmp_path):
 
 @pytest.mark.parametrize(
     ("lost", "quorum", "way"),
-    [(["site-2", "site-5"], 3, "are back"), (["site-5"], 7, "are back, or with a lower min-sites")],
+    [(["site-2", "site-5"], 5, "are back"), (["site-5"], 7, "are back, or with a lower min-sites")],
 )
 def test_a_start_of_too_few_sites_is_made_of_all_once_they_are_back(tmp_path, lost, quorum, way):
     grid, made = simulated(tmp_path, lost={(site, "sum", 1): 99 for site in lost}), strategy()
