@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from dpfact_flower.client_app import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.collect import MOST_ASKED
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
@@ -34,6 +34,7 @@ from dpfact_flower.wire.secure import SecureStage
 from tests.bits import assert_bits
 from tests.conftest import CODES, count_tensor, make_vocabularies
 from tests.ledgers import rows_in
+from tests.site.federation import refusal
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -334,11 +335,6 @@ def real_sites(tmp_path, number=3, **changed) -> list[DPFactClient]:
     ]
 
 
-@pytest.fixture
-def hospitals(tmp_path) -> list[DPFactClient]:
-    return real_sites(tmp_path)
-
-
 def real_settings(tmp_path, name: str, **changed) -> SiteSettings:
     given = {
         "state_dir": str(tmp_path / "state" / name), "allow_privacy": "patient",
@@ -359,6 +355,7 @@ REAL = replace(PRIVACY, noise_seed=-1)
     ("changed", "says"),
     [
         ({"secure_key": ""}, "secure-key: must be set"),
+        ({"secure_peers": "peers"}, "secure-peers: must be set, to an absolute path"),
         ({"max_epsilon_alone": 0.0}, "max-epsilon-alone: set the largest"),
         ({"max_epsilon_alone": 5.0}, "max-epsilon-alone is 5"),
         ({"secure_min_sites": 4}, "secure-sites is 3 in this run; this site's secure-min-sites"),
@@ -368,17 +365,18 @@ REAL = replace(PRIVACY, noise_seed=-1)
 )
 def test_what_a_hospital_did_not_allow_is_refused_before_anything(tmp_path, caplog, changed, says):
     clients = real_sites(tmp_path, **changed)
-    if not changed:  # the sites pinned eleven keys, and a tenth of eleven is two
+    for number in range(3, 3 if changed else 11):  # a tenth of eleven pinned keys is two
+        clients[0].site.preflight(strategy(REAL, number=3).coordinator.request(1))
         peers = (tmp_path / "peers").read_text()
-        others = (f"other-{number} {peers.split()[-1]}\n" for number in range(8))
-        (tmp_path / "peers").write_text(peers + "".join(others))
+        (tmp_path / "peers").write_text(f"{peers}other-{number} {peers.split()[-1]}\n")
     with pytest.raises(QuorumError):
         strategy(REAL, number=3).start(grid_of(clients))
     assert says in caplog.text
     assert not list((tmp_path / "state").glob("*/*/ledger.sqlite"))
 
 
-def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, hospitals, caplog):
+def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, caplog):
+    hospitals = real_sites(tmp_path)
     pem = new_signing_key()
     (tmp_path / "site-2.pem").write_bytes(pem)
     lines = (tmp_path / "peers").read_text().splitlines()
@@ -392,41 +390,33 @@ def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, hospitals, capl
     assert not list((tmp_path / "state").glob("site-[13]/*/ledger.sqlite"))
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_without_its_vector_a_site_refuses_the_rest_of_the_round(
-    tmp_path, hospitals, caplog, damage
+@pytest.mark.parametrize(
+    ("name", "spoil", "says"),
+    [("round.npz", lambda path: path.unlink(), "missing; ask the centre for a new job"),
+     ("round.npz", lambda path: path.write_bytes(b"PK"), "damaged; ask the centre for a new job"),
+     ("round.npz", lambda path: path.chmod(0o622), "round.npz: others may write to it"),
+     ("job.json", lambda path: path.chmod(0o622), "job.json: others may write to it")],
+)  # fmt: skip
+def test_without_its_secrets_a_site_refuses_the_rest_of_the_round(
+    tmp_path, caplog, name, spoil, says
 ):
     caplog.set_level("INFO")
-    made = strategy(REAL, number=3, run_dir=tmp_path / "run")
-    grid = grid_of(hospitals)
-    grid.lost = {("site-1", "sum", 1): "reply"}
-    kept = tmp_path / "state" / "site-1" / "site-1" / "job" / "secure-round.npz"
-    after_each(grid, lambda _: kept.exists() and kept.write_bytes(b"PK"))
-    if damage == "missing":
-        after_each(grid, lambda _: kept.unlink(missing_ok=True))
+    grid, own = grid_of(real_sites(tmp_path)), tmp_path / "state" / "site-1" / "site-1"
+    grid.lost, kept = {("site-1", "sum", 1): "reply"}, own / "job" / f"secure-{name}"
+    after_each(grid, lambda _: kept.exists() and spoil(kept))
     with pytest.raises(QuorumError):
-        made.start(grid)
-    assert f"{damage}; ask the centre for a new job" in caplog.text
-    (row,) = rows_in(tmp_path / "state" / "site-1" / "site-1")
+        strategy(REAL, number=3).start(grid)
+    assert says in caplog.text
+    (row,) = rows_in(own)
     total = account(row.events, 1e-5)
     spent, alone = total.headline.epsilon, total.alone.epsilon
     says = f"; epsilon_spent {spent:.6f}, epsilon_alone_spent {alone:.6f}; ledger: 1:"
     assert says in caplog.text
 
 
-@pytest.mark.parametrize("name", ["secure-job.json", "secure-round.npz"])
-def test_a_secret_that_others_may_change_is_not_read(tmp_path, hospitals, caplog, name):
-    grid, kept = grid_of(hospitals), tmp_path / "state" / "site-1" / "site-1" / "job" / name
-    grid.lost = {("site-1", "sum", 1): "reply"}
-    after_each(grid, lambda _: kept.exists() and kept.chmod(0o622))
-    with pytest.raises(QuorumError):
-        strategy(REAL, number=3).start(grid)
-    assert f"{name}: others may write to it" in caplog.text
-
-
 def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     """Otherwise, a server could form two groups in a round, and open both sums with this site."""
-    clients = {client.site.name: client for client in real_sites(tmp_path, 5)}
+    clients = {client.site.name: client for client in real_sites(tmp_path, 5, max_epsilon=9)}
     privacy = replace(REAL, secure_dropouts=1, secure_slots=1)
     first = strategy(privacy, number=4).coordinator.request(1)
     anchors = initial_factors(tuple(CODES.values()), 3, 0)
@@ -440,21 +430,29 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
         found = {site: ask(site, request, stage) for site in names}
         return tuple(Member(site, *map(bytes, parts)) for site, parts in found.items())
 
-    one, other = NAMES[:4], [*NAMES[:3], NAMES[4]]
-    stage = SecureStage("sum", 1, members(tuple(one), first), tuple(one))
-    members(tuple(one), replace(first, job="meanwhile"))
-    with pytest.raises(RoundRefusedError, match="dpfact:state"):
+    def refused(stage):
+        return refusal(clients["site-1"], replace(first, secure=stage), caplog)[1]
+
+    one, other = tuple(NAMES[:4]), (*NAMES[:3], NAMES[4])
+    pending = tmp_path / "state" / "site-1" / "site-1" / ".secure-job"
+    stage = SecureStage("sum", 1, members(one, first), one)
+    members(one, replace(first, job="meanwhile"))
+    assert "state: secure sum: this site has no key for this job, perhaps" in refused(stage)
+    stage = SecureStage("sum", 1, members(one, first), one)
+    for attempt in (1, 2):
+        opening = refused(replace(stage, stage="open", attempt=attempt))
+        assert "privacy-refused: secure sum: only the last attempt of a round can be op" in opening
         ask("site-1", first, stage)
-    assert "has no key for this job, perhaps because another run began" in caplog.text
-    ask("site-1", first, SecureStage("sum", 1, members(tuple(one), first), tuple(one)))
-    stage = SecureStage("sum", 2, members(tuple(other), second), tuple(other))
-    with pytest.raises(RoundRefusedError):
-        ask("site-1", first, stage)
-    assert "was answered with another key" in caplog.text
+    members(one, first)
+    assert not pending.exists()  # the key lies in the job's folder alone
+    members(one, replace(first, job="meanwhile"))
+    ask("site-1", first, replace(stage, attempt=2, asked=one[:3]))
+    assert pending.exists()  # which is the other run's key
+    stage = SecureStage("sum", 2, members(other, second), other)
+    assert "was answered with another key" in refused(stage)
     renamed = (*stage.members[:3], replace(stage.members[3], site="site-9"))
-    with pytest.raises(RoundRefusedError):
-        ask("site-1", first, SecureStage("sum", 2, renamed, tuple(m.site for m in renamed)))
-    assert "the job began with different terms" in caplog.text
+    stage = SecureStage("sum", 2, renamed, tuple(m.site for m in renamed))
+    assert "the job began with different terms" in refused(stage)
 
 
 @pytest.mark.parametrize(
@@ -501,8 +499,8 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closes", [False, True], ids=["the run ends", "the hospital closes it"])
-def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals, closes):
-    own, grid, seen = tmp_path / "state" / "site-1" / "site-1", grid_of(hospitals), []
+def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, closes):
+    own, grid, seen = tmp_path / "state/site-1/site-1", grid_of(real_sites(tmp_path)), []
 
     def look(_):
         if (own / "job" / "secure-job.json").exists():

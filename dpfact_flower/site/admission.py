@@ -81,6 +81,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:
             check_paid(request, of_job)
+            check_follows(request, last)
         elif repeated is None:
             _check_new_round(hospital, admission)
             if not hospital.simulation:
@@ -187,7 +188,6 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse a run's last round, which is free, if this site has charged no round of the run."""
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
-    check_follows(request, of_job[-1])
 
 
 def check_budget(

@@ -8,10 +8,12 @@ depends on the file.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -128,7 +130,7 @@ def secure_round(
 def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> None:
     """Refuse secure sums that do not meet the hospital's own limits."""
     settings = hospital.settings
-    tenth = 1 if hospital.simulation else (len(keyring.peers) + 9) // 10  # rounded up
+    tenth = 1 if hospital.simulation else math.ceil(len(keyring.peers) / 10)
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
         ("colluding", sharing.colluding, settings.secure_min_colluding or tenth),
@@ -144,8 +146,7 @@ def _check_sharing(sharing: Sharing, hospital: Hospital, keyring: "Keyring") -> 
         )
 
 
-@dataclass(frozen=True)
-class _Files:
+class _Files(NamedTuple):
     """The files that contain a job's secrets.
 
     A new key is stored in a file that all jobs share, and is replaced by the next job's new key.
@@ -208,8 +209,7 @@ class _Files:
             file.write(to_json(job))
 
 
-@dataclass(frozen=True)
-class Keyring:
+class Keyring(NamedTuple):
     """A site's long-term key, and a mapping from site names to the sites' public keys."""
 
     own: Ed25519PrivateKey
@@ -219,7 +219,7 @@ class Keyring:
 def keyring_of(settings: SiteSettings, site: str) -> Keyring:
     """Read the keys from the files named in a hospital's settings."""
     for name, value in (("key", settings.secure_key), ("peers", settings.secure_peers)):
-        if not value or not Path(value).is_absolute():
+        if not Path(value).is_absolute():
             raise SettingsError(
                 f"secure-{name}: must be set, to an absolute path, to take part in secure sums; "
                 "`dpfact keys` makes the file"

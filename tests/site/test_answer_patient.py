@@ -8,6 +8,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -161,13 +162,15 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     assert "max-rounds is 4; this site has answered 0 rounds" in log
     assert not source.read_by_now
     seen = go_to(make_client(source, tmp_path, max_rounds=5, max_epsilon=100.0), server, 3)
-    client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)  # with these limits
     assert len(rows_of(tmp_path)) == 3
     source.read_by_now = False
-    for request in (server.request(4), make_server(data, job="another").request(1)):
+    other = make_server(data, job="another").request(1)
+    asked = (server.request(4), "the server asks for 1 more;"), (other, "this run needs 5 more;")
+    for most, (request, needs) in product((2, 3), asked):
+        client = make_client(source, tmp_path, max_rounds=most, max_epsilon=100.0)
         code, log = refusal(client, request, caplog)
         assert code == "privacy-refused"
-        assert "max-rounds is 3; this site has answered 3 rounds" in log
+        assert f"is {most}; this site has answered 3 rounds in all jobs, and {needs}" in log
     assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat does not count
     assert not source.read_by_now
     go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)
@@ -450,7 +453,7 @@ def test_no_text_holds_a_value_of_a_patient(data, tmp_path, caplog):
                 texts.append(texts_of(error.value))
             close(server, number, [ask(client, request)])
     texts += [record.getMessage() for record in caplog.records]
-    texts.append(repr(client))
+    texts += [repr(client), repr(answer.JobState(PLANTED))]
     assert len(texts) > 40
     for text in texts:
         assert not secrets.search(text)

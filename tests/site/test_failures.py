@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from dpfact_flower import client_app
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent
@@ -212,8 +213,7 @@ def failing_once_read(world, place, error, *, charged: bool) -> Iterator[list[No
         if begun:
             met.append(None)
             raise error
-        found = real.__get__(arguments[0]) if isinstance(real, property) else real
-        return found() if isinstance(real, property) else found(*arguments, **named)
+        return real(*arguments, **named)
 
     def begin(*arguments):
         done = step(*arguments)
@@ -221,7 +221,7 @@ def failing_once_read(world, place, error, *, charged: bool) -> Iterator[list[No
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, property(call) if isinstance(real, property) else call)
+        patch.setattr(owner, name, call)
         patch.setattr(*last, begin)
         yield met
 
@@ -267,24 +267,6 @@ def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(world, err
     assert met
 
 
-def test_a_charge_that_fails_late_is_a_charge(worlds):
-    """The row is on the disk, and the same request gets the stored values."""
-
-    def charge(*arguments, real=Ledger.charge):
-        real(*arguments)
-        raise MemoryError
-
-    for world in worlds:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Ledger, "charge", charge)
-            assert world.ask(1) == ("dpfact:failed", 1)
-    assert same(worlds, 1).rows == 1
-    for world in worlds:
-        sent = world.client.site.answer(world.requests[1])
-        with Ledger(world.folder / "north", create=False) as ledger:
-            assert_bits(sent.arrays, ledger.release_of("job", 1).arrays)
-
-
 def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(world, monkeypatch):
     """The time to free memory depends on its size, and the error refers to the data."""
     held, wait = [], disclosure.ReplyDelay.wait
@@ -306,15 +288,26 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(world, m
     assert held[1:] == [None, None]
 
 
+def charge_and_fail(*arguments, real=Ledger.charge):
+    real(*arguments)
+    raise MemoryError(SECRET)
+
+
 @pytest.mark.parametrize(
-    "place", ["dpfact_flower.client_app.SiteReply", "dpfact_flower.client_app.step_of"]
+    "place", [(Ledger, "charge"), (client_app, "SiteReply"), (client_app, "step_of")]
 )
-def test_a_release_that_cannot_be_packed_is_charged_once_and_sent_when_it_can(worlds, place):
+def test_a_release_that_fails_once_it_is_charged_is_sent_when_asked_for_again(worlds, place):
+    """The row is on the disk, and the same request gets the stored values."""
     for world in worlds:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(place, raising(MemoryError(SECRET)))
+            last = place[0] is Ledger
+            patch.setattr(*place, charge_and_fail if last else raising(MemoryError(SECRET)))
             assert world.ask(1) == ("dpfact:failed", 1)
     assert same(worlds, 1).rows == 1
+    for world in worlds:
+        sent = world.client.site.answer(world.requests[1])
+        with Ledger(world.folder / "north", create=False) as ledger:
+            assert_bits(sent.arrays, ledger.release_of("job", 1).arrays)
 
 
 # --- rounds that have ended
@@ -374,8 +367,10 @@ def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
         "a repeat of the last request": (first[4], "["),
         "a repeat of an old one": (first[1], "["),
         "a stale round": (replace(first[3], anchors=factors), "dpfact:message"),
+        "the last round anew": (replace(first[4], anchors=factors), "dpfact:message"),
         "other terms": (replace(first[4], seed=9), "dpfact:message"),
         "the end, again": (first[5], "["),
+        "the end on other terms": (replace(first[5], seed=9), "dpfact:message"),
         "over the budget": (beyond_the_budget(first[1]), "dpfact:privacy-refused"),
         "nothing paid": (replace(first[5], job="new"), "dpfact:message"),
     }
@@ -479,9 +474,11 @@ def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(wor
         assert not world.source.read_by_now
 
 
-def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch):
-    _, after = with_other_data(worlds)
+@pytest.mark.parametrize("tag", ["", "x"])
+def test_a_full_disk_does_not_open_a_job_whose_data_changed(world, monkeypatch, tag):
+    world.go_to(2)
+    monkeypatch.setattr(answer, "keyed_hash", lambda *_: tag)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", FULL)
-    (key := after.client.site._hospital.folder / "job" / "secure-job.json").touch()
-    assert [after.ask(2), after.ask(2)] == [("dpfact:failed", 1)] * 2
+    (key := world.folder / "north" / "job" / "secure-job.json").touch()
+    assert [world.ask(2), world.ask(2)] == [("dpfact:failed", 1)] * 2
     assert not key.exists()

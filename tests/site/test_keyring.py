@@ -42,12 +42,13 @@ def test_no_comment_of_a_hospital_hides_a_line_that_no_editor_shows(tmp_path, se
     assert [*keyring_of(settings, "here").peers] == ["here"]
 
 
-def test_a_damaged_key_of_a_job_is_refused_and_a_damaged_pending_one_is_ignored(tmp_path):
+@pytest.mark.parametrize("damage", [lambda path: path.mkdir(), lambda path: path.write_bytes(b"{")])
+def test_a_damaged_key_of_a_job_is_refused_and_a_damaged_pending_one_is_ignored(tmp_path, damage):
     terms = secure.keys.Terms("job", "settings", ("a", "b", "c"), 1, 0)
     files = secure._Files(tmp_path / "job", durable=False)
-    (tmp_path / ".secure-job").write_bytes(b"{")
+    damage(tmp_path / ".secure-job")
     assert files.job(terms) is None
     (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "secure-job.json").write_bytes(b"{")
+    damage(tmp_path / "job" / "secure-job.json")
     with pytest.raises(StateError, match=r"secure-job.json: damaged; ask the centre"):
         files.job(terms)

@@ -235,10 +235,13 @@ def test_a_refusal_before_there_is_a_client_is_held(cohort_folder, tmp_path, clo
     assert clock.now == 1010.0
 
 
-def test_a_node_with_bad_settings_and_a_simulated_site_hold_nothing(cohort_folder, tmp_path, clock):
+def test_without_a_delay_nothing_is_held(cohort_folder, tmp_path, clock, cohort, settings):
     bad = node(cohort_folder, tmp_path, **{"reply-after": "soon"})
     assert send(bad, FOREIGN).error.reason.startswith("dpfact:settings")
     send(node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1}), FOREIGN)
+    site = DPFactClient(cohort.sites[0], settings).site
+    site.preflight(requests()[1])
+    site.answer(requests()[1])
     assert clock.now == 1000.0
 
 

@@ -38,7 +38,7 @@ class Counts(RoundWork):
     """A rule that announces the event `said`, and releases code counts with the noise of `sent`."""
 
     charged_rounds = 1
-    said, sent = SIGMA, SIGMA
+    said, sent = SIGMA * (1 + 1e-13), SIGMA  # rounding makes no larger cost
 
     def __init__(self, vocabularies, request, *, site, simulation):
         self.sizes = [len(vocabulary) for vocabulary in vocabularies]
@@ -109,8 +109,8 @@ def test_a_rule_that_sends_more_than_announced_releases_nothing(
 
 @pytest.mark.parametrize(
     "more",
-    [lambda one: (one, one[:3]), lambda one: (np.append(one, one[:3]),)],
-    ids=["another array", "a longer array"],
+    [lambda one: (one, one[:3]), lambda one: (np.append(one, one[:3]),), lambda one: (one[:3],)],
+    ids=["another array", "a longer array", "a shorter array"],
 )
 def test_values_beside_those_that_are_charged_are_refused(data, tmp_path, caplog, more):
     class Liar(Counts):
@@ -132,13 +132,14 @@ class SaysMoreLater(Counts):
 class OfAnEntry(Counts):
     def run(self, data, kept):
         made = super().run(data, kept).release
-        events = tuple(replace(event, unit="entry") for event in made.events)
-        return RoundOutcome(replace(made, events=events))
+        half = replace(*made.events, sigma=2 * SIGMA)
+        return RoundOutcome(replace(made, events=(half, replace(half, unit="entry"))))
 
 
 def test_a_rule_has_all_methods():
-    with pytest.raises(TypeError, match="cost"):
-        type("NoCost", (RoundWork,), {"run": Counts.run})()
+    for has, lacks in ("run", "cost"), ("cost", "run"):
+        with pytest.raises(TypeError, match=f"method '?{lacks}"):
+            type("Lacks", (RoundWork,), {has: getattr(Counts, has)})()
 
 
 @pytest.mark.parametrize("Liar", [SaysMoreLater, OfAnEntry])
