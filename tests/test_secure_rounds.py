@@ -409,9 +409,8 @@ def test_without_its_secrets_a_site_refuses_the_rest_of_the_round(
     assert says in caplog.text
     (row,) = rows_in(own)
     total = account(row.events, 1e-5)
-    spent, alone = total.headline.epsilon, total.alone.epsilon
-    says = f"; epsilon_spent {spent:.6f}, epsilon_alone_spent {alone:.6f}; ledger: 1:"
-    assert says in caplog.text
+    cost, alone = total.headline.epsilon, total.alone.epsilon
+    assert f"; epsilon_spent {cost:.6f}, epsilon_alone_spent {alone:.6f}; ledger: 1:" in caplog.text
 
 
 def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):

@@ -70,7 +70,9 @@ def state_of(tmp_path, data) -> SiteState:
     return state
 
 
-def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
+def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(SiteStore, "keep_only", raising(OSError()))  # whose error is only logged
     client = make_noisy_client(data, tmp_path)
     arrays, _ = ask(client, make_noisy_request(data))
     assert not np.array_equal(arrays[0], state_of(tmp_path, data).factors[1])
@@ -79,6 +81,7 @@ def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     assert [event.name for event in kept.events] == ["round 1, procedures", "round 1, diagnoses"]
     assert {e.sensitivity for e in kept.events} == {2 * PAPER.tau * PAPER.clip * PAPER.eta}
     assert list(kept.events) == events_of(tmp_path)
+    assert "; epsilon_spent 1.715271, " in caplog.text
 
 
 CRASHES = {
@@ -176,6 +179,7 @@ def test_without_charge_rounds_are_on_record_and_only_the_last_is_answered_again
         assert_bits(ask(make_client(data, tmp_path), request)[0], sent)  # after a restart
         assert f"round {request.round} was asked for again: sending the same" in caplog.text
     assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)[1]
+    assert [noted.round for noted in store_of(data, tmp_path).history()] == [1, 2]
     for number, row in zip((1, 2), rows_of(tmp_path), strict=True):
         assert (row.job, row.round, row.shapes) == ("job", number, ((9, 4), (12, 4)))
         assert (row.events, row.unprotected, row.payload_kept) == ((), True, False)

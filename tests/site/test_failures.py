@@ -294,14 +294,15 @@ def charge_and_fail(*arguments, real=Ledger.charge):
 
 
 @pytest.mark.parametrize(
-    "place", [(Ledger, "charge"), (client_app, "SiteReply"), (client_app, "step_of")]
-)
+    "place",
+    [(Ledger, "charge", charge_and_fail), (client_app, "SiteReply", raising(MemoryError(SECRET))),
+     (client_app, "step_of", raising(MemoryError(SECRET)))],
+)  # fmt: skip
 def test_a_release_that_fails_once_it_is_charged_is_sent_when_asked_for_again(worlds, place):
     """The row is on the disk, and the same request gets the stored values."""
     for world in worlds:
         with pytest.MonkeyPatch.context() as patch:
-            last = place[0] is Ledger
-            patch.setattr(*place, charge_and_fail if last else raising(MemoryError(SECRET)))
+            patch.setattr(*place)
             assert world.ask(1) == ("dpfact:failed", 1)
     assert same(worlds, 1).rows == 1
     for world in worlds:
@@ -475,10 +476,11 @@ def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(wor
 
 
 @pytest.mark.parametrize("tag", ["", "x"])
-def test_a_full_disk_does_not_open_a_job_whose_data_changed(world, monkeypatch, tag):
+def test_a_full_disk_does_not_open_a_job_whose_data_changed(world, monkeypatch, caplog, tag):
     world.go_to(2)
     monkeypatch.setattr(answer, "keyed_hash", lambda *_: tag)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", FULL)
     (key := world.folder / "north" / "job" / "secure-job.json").touch()
     assert [world.ask(2), world.ask(2)] == [("dpfact:failed", 1)] * 2
     assert not key.exists()
+    assert caplog.text.count("the data or .ledger-key has changed") == 2
