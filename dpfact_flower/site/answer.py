@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from traceback import clear_frames
 
@@ -32,7 +32,6 @@ from dpfact_flower.wire.protocol import RoundRequest
 _logger = logging.getLogger(__name__)
 
 
-@dataclass
 class _Progress:
     """The steps completed for a request, which determine what the site sends after an error."""
 
