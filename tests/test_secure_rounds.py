@@ -434,6 +434,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
 
     one, other = tuple(NAMES[:4]), (*NAMES[:3], NAMES[4])
     pending = tmp_path / "state" / "site-1" / "site-1" / ".secure-job"
+    assert "message: request: this round needs a secure sum" in refused(None)
     stage = SecureStage("sum", 1, members(one, first), one)
     members(one, replace(first, job="meanwhile"))
     assert "state: secure sum: this site has no key for this job, perhaps" in refused(stage)
