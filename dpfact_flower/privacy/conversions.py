@@ -69,10 +69,8 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     """
     log_inverse = log_of_inverse(delta)
     # The order is alpha = 1 + x. At the first x, epsilon's slope is >= 0.
-    x = math.sqrt(log_inverse / rho) * (1 + SLACK)
-    if log_inverse < 600:  # above 600, 1/delta is near the largest float
-        x = min(x, math.expm1(log_inverse) * (1 + SLACK))
-    x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, x)
+    high = math.sqrt(log_inverse) / math.sqrt(rho)  # their quotient might overflow
+    x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, high)
     alpha = 1 + x
     return max(0.0, alpha * rho + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x)
 
@@ -115,8 +113,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
     # `low` inverts `high` in `epsilon_gaussian`, with a formula that avoids cancellation.
-    low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
-    high = 2 * low
+    low = high = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     while log_delta_gaussian(high, target) < log_delta:
         high *= 2
     return root_of(lambda m: log_delta_gaussian(m, target) - log_delta, low, high)

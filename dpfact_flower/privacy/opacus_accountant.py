@@ -43,11 +43,11 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Record a step on a full batch (`sample_rate` 1) or on a Poisson sample (below 1)."""
-        multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
+        multiplier, rate, one = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
-            self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)
+            self.history[-1] = (multiplier, rate, self.history[-1][2] + one)
         else:
-            self.history.append((multiplier, rate, 1))
+            self.history.append((multiplier, rate, one))
 
     def get_epsilon(self, delta: float) -> float:
         """Return the epsilon spent so far, or infinity if any step had no noise."""

@@ -68,7 +68,7 @@ class ReleaseEvent:
     @property
     def shared(self) -> bool:
         """Whether the values belong to a secure sum, to which several sites add noise."""
-        return self.own_sigma > 0
+        return bool(self.own_sigma)
 
     @property
     def alone(self) -> "ReleaseEvent":

@@ -26,20 +26,18 @@ def after(history, kind=ZCDPAccountant):
     return accountant
 
 
-def rho_of(history):
-    return sum(steps / (2 * multiplier**2) for multiplier, _, steps in history)
-
-
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("delta", [1e-8, 1e-4])
 def test_full_batch_epsilon_is_the_tight_zcdp_conversion_and_our_rdp_that_of_opacus(history, delta):
+    rho = sum(steps / (2 * multiplier**2) for multiplier, _, steps in history)
     accountant = after(history, RDPAccountant)
     ours, theirs = after(history).get_epsilon(delta), accountant.get_epsilon(delta)
-    assert ours == pytest.approx(epsilon_zcdp_tight(rho_of(history), delta), rel=1e-12)
+    assert after(history).history == history
+    assert ours == pytest.approx(epsilon_zcdp_tight(rho, delta), rel=1e-12)
     # The same bound, at the best order instead of the best order on a list.
     assert theirs * 0.99 <= ours <= theirs * (1 + 1e-9)
     theirs, _ = accountant.get_privacy_spent(delta=delta, alphas=list(RDP_ORDERS))
-    assert epsilon_rdp(rho_of(history), delta) == pytest.approx(theirs, rel=1e-12)
+    assert epsilon_rdp(rho, delta) == pytest.approx(theirs, rel=1e-12)
 
 
 @pytest.mark.parametrize("order", np.geomspace(64, 700, 25))
@@ -60,6 +58,7 @@ def test_no_order_is_beyond_what_the_analysis_can_add_up(rate):
     """Above 1029, a binomial coefficient exceeds float64, and the cost would not be a number."""
     costs = analysis.compute_rdp(q=rate, noise_multiplier=2.0, steps=1, orders=RDP_ORDERS)
     assert np.isfinite(costs).all()
+    assert [*RDP_ORDERS] == [*RDPAccountant.DEFAULT_ALPHAS, 64, 96, 128, 192, 256, 384, 512, 768]
 
 
 def test_subsampled_steps_are_composed_by_opacus_rdp():
@@ -70,7 +69,7 @@ def test_subsampled_steps_are_composed_by_opacus_rdp():
     assert ours < after([(1.1, 1.0, 200)]).get_epsilon(1e-5) / 10
 
 
-@pytest.mark.parametrize("rate", [(1 / 49) * 49, 1 + 1e-15])
+@pytest.mark.parametrize("rate", [(1 / 49) * 49, 1 + 1e-15, 1 + 1e-9])
 def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
     assert rate != 1
     assert after([(5.0, rate, 2)]).get_epsilon(1e-5) == after([(5.0, 1.0, 2)]).get_epsilon(1e-5)
@@ -98,22 +97,18 @@ def test_state_survives_a_round_trip_through_json():
     assert len(before) == 5
 
 
-def test_a_bad_history_is_refused():
-    accountant = ZCDPAccountant()
-    accountant.load_state_dict({"history": [(math.nan, 1.0, 1)], "mechanism": "zcdp"})
-    with pytest.raises(SettingsError, match="noise_multiplier"):
-        accountant.get_epsilon(1e-5)
-
-
 BAD_STEPS = {"noise_multiplier": (-1.0, math.nan, math.inf), "sample_rate": (0.0, 1.1, math.nan)}
 
 
 @pytest.mark.parametrize(("name", "value"), [(k, bad) for k in BAD_STEPS for bad in BAD_STEPS[k]])
-def test_bad_step_is_refused_and_not_charged(name, value):
-    accountant = ZCDPAccountant()
+def test_bad_step_is_refused_and_not_charged_and_so_is_a_bad_history(name, value):
+    accountant, step = ZCDPAccountant(), {"noise_multiplier": 1.0, "sample_rate": 1.0, name: value}
     with pytest.raises(SettingsError, match=name):
-        accountant.step(**{"noise_multiplier": 1.0, "sample_rate": 1.0, name: value})
+        accountant.step(**step)
     assert len(accountant) == 0
+    accountant.load_state_dict({"history": [(*step.values(), 1)], "mechanism": "zcdp"})
+    with pytest.raises(SettingsError, match=name):
+        accountant.get_epsilon(1e-5)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1.0, math.nan])

@@ -9,7 +9,7 @@ from dpfact_flower.errors import PrivacyRefusedError, SettingsError
 from dpfact_flower.privacy import PAPER_CLAIM, SEEDED_CLAIM, Noise, account, release_unprotected
 from dpfact_flower.privacy.noise_source import _standard_normal
 from dpfact_flower.privacy.paper import perturb, psgd_sensitivity
-from dpfact_flower.privacy.release import claim_of
+from dpfact_flower.privacy.release import Share, claim_of
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 ALPHA = 1e-6
@@ -27,8 +27,8 @@ def bounded(rows=(200, 200), **changes):
     return tuple(rng.random((n, RANK), dtype=np.float32) for n in rows), solver(**changes)
 
 
-def release_of(factors, rho, noise=None, number=1):
-    return perturb(*factors, rho, noise or Noise.from_os(), round_number=number, modes=MODES)
+def release_of(factors, rho, noise=None, number=1, modes=MODES):
+    return perturb(*factors, rho, noise or Noise.from_os(), round_number=number, modes=modes)
 
 
 def noise_in(release, factors):
@@ -108,13 +108,14 @@ def test_seeded_release_says_so():
     assert claim_of(release.events) in str(account(release.events, 1e-4))
 
 
-def test_a_real_site_refuses_a_seed():
-    seeded, unseeded = PrivacySettings(noise_seed=4), PrivacySettings()
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_real_site_refuses_a_seed(seed):
+    seeded, unseeded = PrivacySettings(noise_seed=seed), PrivacySettings()
     with pytest.raises(PrivacyRefusedError, match="simulation only"):
         Noise.from_settings(seeded, stream=(1, 2), simulation=False)
     made = Noise.from_settings(seeded, stream=(1, 2), simulation=True)
     assert made.seeded
-    assert np.array_equal(made.gaussian((5,), 1.0), Noise.from_seed(4, 1, 2).gaussian((5,), 1.0))
+    assert np.array_equal(made.gaussian((5,), 1.0), Noise.from_seed(seed, 1, 2).gaussian((5,), 1.0))
     for simulation in (True, False):
         assert not Noise.from_settings(unseeded, stream=(), simulation=simulation).seeded
 
@@ -141,6 +142,9 @@ def test_release_records_one_event_a_factor():
     assert [event.count for event in release.events] == [3 * RANK, 7 * RANK]
     assert {(event.unit, event.neighbours) for event in release.events} == {("entry", "replace")}
     assert claim_of(release.events) == PAPER_CLAIM
+    assert len(release_of(bounded(rows=(3,)), 1.0, modes=MODES[:1]).events) == 1
+    with pytest.raises(ValueError, match="zip"):
+        release_of(bounded(rows=(3,)), 1.0)
 
 
 def test_unprotected_release_says_that_nothing_protects_it():
@@ -176,9 +180,10 @@ def test_unfit_factors_are_refused_without_quoting_them(value):
 
 
 def test_reprs_show_no_values():
-    release = release_unprotected((np.full((2, 3), SECRET),))
-    for text in (repr(release), repr(Noise.from_seed(1234))):
-        assert "1234" not in text
+    share = Share(np.full(6, int(SECRET)), ())
+    for shown in (release_unprotected((np.full((2, 3), SECRET),)), share, Noise.from_seed(1234)):
+        assert "1234" not in repr(shown)
+    assert repr(shown) == "Noise(seeded=True)"
 
 
 @pytest.mark.parametrize(

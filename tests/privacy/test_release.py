@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, ReleaseEvent
-from dpfact_flower.privacy.release import claim_of
+from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, SEEDED_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.release import ALONE_CLAIM, about_rows, about_rows_of, claim_of
 
 
 def event(**changes):
@@ -39,7 +39,7 @@ def test_numpy_scalars_become_plain_ones():
 
 BAD = {
     "sensitivity": (0.0, -1.0, math.nan, "1", True), "count": (0, 1.5, True),
-    "sigma": (0.0, math.inf, math.nan),
+    "sigma": (0.0, float("inf"), math.nan), "own_sigma": (2.0, 3.0, -1.0),
     "ratio out of range": ({"sensitivity": 1e-170, "sigma": 1e10}, {"sensitivity": 1e300}),
 }  # fmt: skip
 
@@ -58,3 +58,5 @@ def test_claims_are_verbatim_and_seeded_noise_comes_first():
     assert claim_of([event(), event()]) == PAPER_CLAIM
     assert claim_of([event(), event(seeded=True)]) == f"{SEEDED_CLAIM} ({PAPER_CLAIM})"
     assert claim_of([event(), event(claim="another")]) == f"another; and {PAPER_CLAIM}"
+    claims = "; and ".join(about_rows(claim, "stay") for claim in (PATIENT_CLAIM, ALONE_CLAIM))
+    assert about_rows_of(claims, "one patient's or patients'") == "one stay's or stays'"
