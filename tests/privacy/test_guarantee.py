@@ -259,14 +259,15 @@ def test_replacing_a_record_costs_what_noise_of_half_the_size_would(multipliers,
 
 
 def test_every_figure_has_its_own_price_by_its_own_conversion(monkeypatch):
-    guarantee = account([made(2.0, **patients)] * 3, 1e-5)
+    events = [made(6.0, sensitivity=3.0, **patients)] * 3
+    guarantee = account(events, 1e-5)
     doubled = account([made(1.0)] * 3, 1e-5)
     found = {each.accountant: each.replacing for each in guarantee.figures}
     for name in (ZCDP_TIGHT, PROPOSITION_2_8, RDP):
         assert found[name] == pytest.approx(figure(doubled, name), rel=CLOSE)
     monkeypatch.setattr(accountants, "_more", {"nothing": lambda *_: 0.0})
     accountants.register("sum", lambda events, delta: sum(e.rho for e in events))
-    opinions = account([made(2.0, **patients)] * 3, 1e-5, second_opinions=True).figures[4:]
+    opinions = account(events, 1e-5, second_opinions=True).figures[4:]
     found = [(second.accountant, second.epsilon, second.replacing) for second in opinions]
     assert found == [("nothing", 0.0, 0.0), ("sum", 3 / 8, 3 / 2)]
 
@@ -274,7 +275,7 @@ def test_every_figure_has_its_own_price_by_its_own_conversion(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "opinion", "says"),
     [(GAUSSIAN_DP_DISCRETE, 0.001, "its name is taken"), ("mine", float("nan"), "it says nan"),
-     ("mine", -1.0, "it says -1.0"), ("mine", math.inf, "it says inf"), ("mine", None, "float")],
+     ("mine", -1.0, "it says -1.0"), ("mine", float("inf"), "says inf"), ("mine", None, "float")],
 )  # fmt: skip
 def test_an_accountant_that_fails_or_takes_a_name_is_left_out(
     caplog, monkeypatch, name, opinion, says
@@ -347,4 +348,4 @@ def test_a_delta_above_a_tenth_of_a_patient_is_warned_of():
            "them with a chance of {} would be within the guarantee; choose delta = {}")  # fmt: skip
     assert delta_warning(1e-5, 11_000) == say.format("1e-05", "11,000", "11%", "1e-06")
     assert delta_warning(0.5, 10) == say.format("0.5", "10", "100%", "0.01")
-    assert delta_warning(0.1, 1) == ""
+    assert delta_warning(0.1, 1) == delta_warning(0.01, 1) == ""
