@@ -75,8 +75,9 @@ def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
     assert after([(5.0, rate, 2)]).get_epsilon(1e-5) == after([(5.0, 1.0, 2)]).get_epsilon(1e-5)
 
 
-def test_a_step_without_noise_spends_everything():
+def test_a_step_without_noise_spends_everything_and_no_step_nothing():
     assert after([(5.0, 1.0, 3), (0.0, 1.0, 1)]).get_epsilon(1e-5) == math.inf
+    assert after([]).get_epsilon(1e-5) == after([(99.0, 0.01, 1)]).get_epsilon(0.9) == 0
 
 
 def test_register_is_idempotent():
