@@ -17,6 +17,7 @@ from dpfact_flower.errors import MessageError, QuorumError, StateError
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.secure_sum.keys import (
     Member,
+    context_of,
     new_signing_key,
     public_text,
     read_signing_key,
@@ -30,7 +31,7 @@ from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import close_jobs
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
-from dpfact_flower.wire.secure import SecureStage
+from dpfact_flower.wire.secure import SecureStage, sealed_text
 from tests.bits import assert_bits
 from tests.conftest import CODES, count_tensor, make_vocabularies
 from tests.ledgers import rows_in
@@ -455,30 +456,68 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     assert "the job began with different terms" in refused(stage)
 
 
+MEMBERS = tuple(Member(f"site-{number}", bytes(32), bytes(64)) for number in range(1, 9))
+WITHOUT = sealed_text({})  # no share for another site
+
+
+def summing(made: DPFact, last=Attempt(0, 0, ()), number=8) -> SecureSum:
+    """Begin a late round's sum. Its number is another object each time, as a checkpoint's is."""
+    request, planned = made.coordinator.request(1), made.coordinator.planned_release(1)
+    return SecureSum(MEMBERS[:number], last, replace(request, round=int("999")), planned)
+
+
+def give(adding: SecureSum, site: str, context=None, more=0) -> None:
+    """Hand in a site's vector of zeros."""
+    words = bytes(adding._planned.count * adding._sharing.slots * adding._question.width + more)
+    fits = context_of(adding._terms, adding._question)
+    adding.take_vector(site, [fits if context is None else context, words, WITHOUT])
+
+
 @pytest.mark.parametrize(
-    ("context", "size", "says"),
-    [(b"", -1, "bytes, got"), (b"of another request", 0, "'site-1': answers another request")],
-)
-def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
-    made = strategy(number=3).coordinator
-    planned = made.planned_release(1)
-    members = tuple(Member(name, bytes(32), bytes(64)) for name in NAMES[:3])
-    adding = SecureSum(members, Attempt(0, 0, ()), made.request(1), planned)
-    words = bytes(planned.count * made.secure.slots * adding._question.width + size)
+    ("context", "more", "says"),
+    [(None, -1, "bytes, got"), (None, 1, "bytes, got"),
+     *((context, 0, "'site-1': answers another request") for context in (b"", b"\xff" * 64))],
+)  # fmt: skip
+def test_a_vector_that_does_not_fit_is_not_added_up(context, more, says):
+    adding = summing(strategy(number=3), number=3)
     with pytest.raises(MessageError, match=says):
-        adding.take_vector("site-1", [context, words, b"{}"])
+        give(adding, "site-1", context, more)
     assert not adding.complete
     assert not adding.charged
 
 
+def test_a_sum_goes_on_with_enough_sites_and_knows_whom_it_charged():
+    made = strategy(replace(PRIVACY, secure_dropouts=2), number=8)
+    names = tuple(member.site for member in MEMBERS)
+    for number in (998, 1000):  # another round's attempt says nothing
+        adding = summing(made, Attempt(number, 5, names[:3], True, names[:3]))
+        assert adding.last == Attempt(999, 1, names)
+    states = [(adding.complete, adding.may_go_on(3), adding.may_go_on(7))]
+    for site in names[:7]:
+        give(adding, site)
+        states.append((adding.complete, adding.may_go_on(3), adding.may_go_on(7)))
+    assert states == [(False, n >= 6, n >= 7) for n in range(8)]
+    adding.next_attempt()
+    assert adding.last == Attempt(999, 2, names[:7], False, names[:7])
+    again = summing(made, adding.last)  # after a crash
+    assert again.last == Attempt(999, 3, names, False, names[:7])
+    for site in names:
+        give(again, site)
+    assert (again.complete, again.may_go_on(3)) == (True, False)
+    again.openings()
+    assert not summing(made, again.last).may_go_on(3)
+    assert summing(made, again.last).last == again.last == Attempt(999, 3, names, True, names)
+    alone = Attempt(999, 1, names[:3])
+    assert summing(strategy(number=3), alone, 3).last == alone  # no dropouts
+
+
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     """It does not use the site's own start, because only the sum is known."""
-    members = tuple(Member(name, bytes(32), bytes(64)) for name in NAMES)
     first = strategy().coordinator.request(1)
     asked = replace(
         first, round=2, solver=replace(SOLVER, relative_l21=5.0),
         anchors=initial_factors(tuple(CODES.values()), 3, 0),
-        secure=SecureStage("sum", 1, members, tuple(NAMES)),
+        secure=SecureStage("sum", 1, MEMBERS[:7], tuple(NAMES)),
     )  # fmt: skip
 
     site = sites()[0]

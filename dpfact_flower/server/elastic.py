@@ -95,7 +95,7 @@ class ElasticRule(ServerRule):
         if self.started:
             self._pull(replies)
         elif self._counts_codes:
-            counts = [reply.arrays[0] for reply in replies]
+            counts = [array for reply in replies for array in reply.arrays]
             self.selection = kept_codes(counts, self._sizes, self._paired)
         else:
             self._begin(replies)
@@ -156,7 +156,7 @@ class ElasticRule(ServerRule):
     def _begin(self, replies: Sequence[SiteReply]) -> None:
         sizes = self._paired or self._sizes
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
-        released = [reply.arrays[0] for reply in replies]
+        released = [array for reply in replies for array in reply.arrays]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
         factors = fitted_to_surrogates(start, released, 0.0, rng)
         usage = [usage_of(pairs, factors, 0.0)[0] for pairs in released]
@@ -170,7 +170,7 @@ class ElasticRule(ServerRule):
             return factors
         wide = []
         for factor, positions, size in zip(factors, self.selection, self._sizes, strict=True):
-            whole = np.full((size, factor.shape[1]), _LEAST, np.float32)
+            whole = np.full((size, self._solver.rank), _LEAST, np.float32)
             whole[positions] = factor
             wide.append(whole)
         return tuple(wide)

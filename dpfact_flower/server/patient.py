@@ -141,7 +141,7 @@ class PatientRule(ServerRule):
         planned = self.plan.release_of(round_number)
         if planned is None:
             return
-        released = [reply.arrays[0] for reply in replies]
+        released = [array for reply in replies for array in reply.arrays]
         if planned.kind == "codes":
             self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
         elif planned.kind == "start":
