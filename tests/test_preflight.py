@@ -173,16 +173,21 @@ def test_what_may_stop_a_run_later_is_warned_of(caplog, monkeypatch):
     found = [
         Readiness(2, "north", "", "0.1.0", -3.0),  # just accepted
         Readiness(3, "south", "", "0.0.9", -130.0),
-        Readiness(4, "east", "", "", 7.0),
+        Readiness(4, "east", "", "0.2.0", 7.0),
+        Readiness(5, "west"),  # says nothing of either
     ]
     monkeypatch.setattr(readiness, "version", lambda _: "0.1.0")
     assert judge(found, quorum=3, leave_out=False) == frozenset()
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "preflight: south (node 3) has version 0.0.9 of dpfact-flower; the server has 0.1.0",
         "preflight: south (node 3): its clock is 130 s behind; use NTP",
+        "preflight: east (node 4) has version 0.2.0 of dpfact-flower; the server has 0.1.0",
         "preflight: east (node 4): its clock is 7 s ahead; use NTP",
-        "preflight: 3 site(s) ready",
+        "preflight: 4 site(s) ready",
     ]
+    caplog.clear()
+    assert judge([*found[:1] * 3, Readiness(6, fault="of its own")], quorum=2, leave_out=True) == {6}
+    assert caplog.messages == ["preflight: node 6: of its own", "preflight: 3 site(s) ready, 1 not"]
 
 
 class Registered(InProcessGrid):

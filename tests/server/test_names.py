@@ -37,6 +37,7 @@ def test_no_name_but_the_registered_one_is_taken_whether_its_owner_is_there_or_n
         9: "calls itself 'north', but its key is registered as 'south'"
     }
     assert it.refusal(9, "north", connected=[9])
+    assert it.refusal(5, "south", connected=[5])
     assert it.refusal(9, "south", connected=[9]) == ""
     assert it.refusal(7, "north", connected=[7])  # without a registration
 
@@ -64,13 +65,16 @@ def test_who_answered_first_keeps_its_name_and_one_that_came_back_has_it_again()
 def test_nobody_changes_its_name_while_the_one_that_has_it_is_away():
     """Its reply would be used instead, and the other site's ledger would seem to lack a round."""
     it = names()
-    assert faults(it, {2: "north", 3: "east"}) == {}
-    assert "but called itself 'east' before" in it.refusal(3, "north", connected=[3])
+    assert faults(it, {2: "north", 3: "east", 4: "south"}) == {}
+    for node, own, other in (3, "east", "north"), (2, "north", "east"):
+        assert f"but called itself {own!r} before" in it.refusal(node, other, connected=[node])
     assert (it.of(2), it.of(3)) == ("north", "east")
-    assert it.refusal(7, "north", connected=[3]) == ""  # north itself, with another number
+    assert it.refusal(7, "".join("north"), connected=[3]) == ""  # itself, with another number
+    assert [it.of(node) for node in (2, 3, 4, 7)] == ["", "east", "south", "north"]
 
 
 def test_a_missing_registration_is_warned_of(caplog):
+    names(north=5).checked([Readiness(5, "north")])
     names(north=5).checked([Readiness(5, "north"), Readiness(6, "south")])
     (record,) = caplog.records
     assert "1 of 2 SuperNodes have no registered name" in record.getMessage()

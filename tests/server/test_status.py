@@ -1,6 +1,7 @@
 """The status of a run, read from its folder."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,8 @@ def test_a_run_that_was_never_begun_says_why(tmp_path):
     with pytest.raises(StateError, match="no run was begun here"):
         run_status(tmp_path)
     write_readiness(tmp_path, [Readiness(12, fault="error 2: dpfact:state (details)")])
+    written = (tmp_path / READINESS).read_text()
+    assert written.endswith('(details)",\n  "version": "",\n  "clock": 0.0\n }\n]')
     with pytest.raises(StateError, match="in the preflight: node 12: error 2: dpfact:state: its"):
         run_status(tmp_path)
 
@@ -71,19 +74,21 @@ def test_damaged_answers_to_the_preflight_are_named(tmp_path, text):
 @pytest.mark.slow
 def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     it = begun(tmp_path)
-    ready = Readiness(9, "away", "no answer within 9 s"), Readiness(1, "north", "dpfact:late")
-    write_readiness(tmp_path, ready)
-    close(it, 1, ("north", "south"))
+    ready = {8: ("away", "no answer within 9 s"), 9: ("away", "more"), 1: ("north", "dpfact:late")}
+    write_readiness(tmp_path, [Readiness(node, *said) for node, said in ready.items()])
+    close(it, 1, ("north", "south"), [Failure("west", reason) for reason in "abcd"])
     close(it, 2, ("south", "east"), [NORTH])
     found = run_status(tmp_path)
     assert (found.job, found.finished, found.rounds, found.is_finished) == ("j", 2, 4, False)
     assert found.last == "2026-01-01T00:01:00+00:00"
     sites = {site.name: site for site in found.sites}
-    assert list(sites) == ["away", "east", "north", "south"]
+    assert list(sites) == ["away", "east", "north", "south", "west"]
     north = sites["north"]
     assert (north.used, north.failed, north.reason) == (1, 1, f"dpfact:late; also {NORTH.reason}")
     assert north.last_seen == "2026-01-01T00:00:00+00:00"
+    assert sites["south"].last_seen == found.last
     assert sites["away"].reason == "no answer within 9 s"
+    assert sites["west"].reason == "b; also c; also d"
     for name, rounds in {"north": [1], "east": [2], "south": [1, 2], "away": []}.items():
         events = [event for number in rounds for event in it.rule.planned_events(number)]
         cost = account(events, 1e-5).headline.epsilon if events else 0.0
@@ -137,6 +142,7 @@ def test_other_modes(tmp_path, privacy):
         close(it, number, ("north",) if number == 3 else ("north", "south"))
     found = run_status(tmp_path)
     assert (found.is_finished, found.missed, found.privacy) == (True, (3,), privacy.privacy)
+    assert replace(found, rounds=3).is_finished
     north, south = found.sites
     assert (north.used, north.unused, south.used) == (3, 1, 3)
     assert (north.epsilon is not None) == bounded
