@@ -186,8 +186,8 @@ def test_what_may_stop_a_run_later_is_warned_of(caplog, monkeypatch):
         "preflight: 4 site(s) ready",
     ]
     caplog.clear()
-    assert judge([*found[:1] * 3, Readiness(6, fault="of its own")], quorum=2, leave_out=True) == {6}
-    assert caplog.messages == ["preflight: node 6: of its own", "preflight: 3 site(s) ready, 1 not"]
+    assert judge([*found[:1] * 3, Readiness(6, fault="late")], quorum=2, leave_out=True) == {6}
+    assert caplog.messages == ["preflight: node 6: late", "preflight: 3 site(s) ready, 1 not"]
 
 
 class Registered(InProcessGrid):

@@ -62,14 +62,10 @@ def test_the_step_is_eta_times_gamma_unless_it_is_set():
 
 
 @pytest.mark.parametrize("sites", [1, 3, 7, 49, 1000])
-def test_the_exact_solver_has_no_step_size_and_takes_the_mean(sites):
+def test_the_exact_solver_takes_the_mean_and_a_step_beyond_it_is_refused_with_its_numbers(sites):
     settings = SolverSettings(solver="exact", eta=0.5, gamma=100.0)
     assert elastic_step(settings, 0.0, sites) == 1 / sites
     assert elastic_step(settings, 1e-3, sites) == 1e-3
-
-
-@pytest.mark.parametrize("sites", [1, 3, 7, 49])
-def test_a_step_beyond_the_mean_is_refused_with_its_numbers(sites):
     step = min(1.01 / sites, 1.0)
     with pytest.raises(SettingsError, match=f"{step:g} \\* {sites + 1} = {step * (sites + 1):g}"):
         elastic_step(SolverSettings(), step, sites + 1)

@@ -5,6 +5,8 @@ import pytest
 
 from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.estimation import codes
+from dpfact_flower.estimation.start import start_factors
+from dpfact_flower.estimation.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.server import elastic
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences
@@ -17,8 +19,9 @@ from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
 
-NONE = PrivacySettings(privacy="none")
-PAPER = PrivacySettings(privacy="paper")
+# Settings from a file are other objects than the package's literals, as these are.
+NONE, PAPER = (PrivacySettings(privacy="".join(letters)) for letters in ("none", "paper"))
+PAIRS = "".join("cooccurrence")
 SIZES, NAMES = (20, 30), ["site-1", "site-2"]
 
 
@@ -43,15 +46,6 @@ def begun(cohort, server: Coordinator, number=1):
     return request, list(found.values())
 
 
-@pytest.mark.parametrize("seed", [-1, 0])
-def test_the_paper_s_noise_from_a_seed_is_called_seeded(seed):
-    privacy = PrivacySettings(privacy="paper", noise_seed=seed)
-    rule = ElasticRule(SIZES, SolverSettings(solver="psgd", clip=1.0), privacy, RunSettings())
-    events = rule.planned_events(3)
-    assert [event.name for event in events] == ["round 3, mode 1", "round 3, mode 2"]
-    assert {event.seeded for event in events} == {seed == 0}
-
-
 def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
     server = make()
     request, outcomes = begun(planted, server)
@@ -59,6 +53,9 @@ def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
     for outcome in outcomes:
         assert [array.shape for array in outcome.release.arrays] == [(strict_size(50),)]
         assert (outcome.release.events, outcome.state, outcome.measures) == ((), None, None)
+    released, rng = [o.release.arrays[0] for o in outcomes], np.random.default_rng([1, 4, *SIZES])
+    start = start_factors(released, SIZES, 4, 0.0, rng)  # without noise
+    assert_bits(server.factors, fitted_to_surrogates(start, released, 0.0, rng))
     assert factor_match_score(server.factors, planted.truth.factors) > 0.9
     assert factor_match_score(initial_factors(SIZES, 4, 1), planted.truth.factors) < 0.5
     assert len(server.request(2).anchors) == 2
@@ -67,6 +64,7 @@ def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
 def test_more_sites_than_groups_of_a_start_without_surrogates():
     sites, names = 21, [f"site-{number:02}" for number in range(21)]
     server = ElasticRule((5,), SolverSettings(rank=2), NONE, RunSettings(rounds=3, seed=1))
+    np.testing.assert_array_equal(server._weights(names), np.full((sites, 2), 1 / 21))
     pairs = np.ones(server.reply_shapes(1)[0], np.float32)
     server.update(1, [SiteReply(n, (pairs * (1 + i),)) for i, n in enumerate(names)])
     weights = server._weights(names)
@@ -103,6 +101,8 @@ def test_a_site_that_joins_after_the_start_counts_as_an_average_one(planted):
     weights = server.rule._weights([*NAMES, "late"])
     np.testing.assert_allclose(weights.sum(axis=0), 1)
     np.testing.assert_allclose(weights[2], weights[:2].mean(axis=0))
+    server.rule._usage = {"a": np.zeros(4), "b": np.ones(4)}
+    assert (server.rule._weights("ab") > 0).all()
 
 
 def test_sites_count_as_they_use_what_surrogates_made_of_the_start(planted, monkeypatch):
@@ -141,15 +141,18 @@ def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
     assert rule.reply_shapes(1) == [(20, 4), (30, 4)]
     assert len(rule.anchors(1)) == 2
     with pytest.raises(SettingsError, match="needs start 'random'"):
-        OwnUpdate(SIZES, solver, NONE, RunSettings(start="cooccurrence"))
+        OwnUpdate(SIZES, solver, NONE, RunSettings(start=PAIRS))
+    with pytest.raises(SettingsError, match="'patient', which has its own rule"):
+        ElasticRule(SIZES, solver, PrivacySettings(privacy="".join("patient")), RunSettings())
 
 
 @pytest.mark.parametrize(
     ("sizes", "privacy", "run", "wanted"),
     [(SIZES, NONE, {}, True), (SIZES, NONE, {"start": "random"}, False),
      (SIZES, NONE, {"rounds": 1}, False), (SIZES, PAPER, {}, False),
-     (SIZES, NONE, {"start": "".join(["co", "occurrence"])}, True),
+     (SIZES, NONE, {"start": PAIRS}, True), (SIZES, NONE, {"start": "".join("auto")}, True),
      ((2000, 2000), NONE, {}, True), ((2000, 2001), NONE, {}, True),
+     ((2000, 2001), NONE, {"rounds": 1}, False),
      ((2000, 2001), NONE, {"rounds": 2}, False), ((2000, 2001), NONE, {"rounds": 3}, True)],
 )  # fmt: skip
 def test_co_occurrences_are_where_a_run_starts(sizes, privacy, run, wanted):
@@ -160,7 +163,7 @@ def test_co_occurrences_are_where_a_run_starts(sizes, privacy, run, wanted):
     ("sizes", "privacy", "run", "says"),
     [(SIZES, PAPER, {}, "'paper' does not cover pairs"),
      (SIZES, NONE, {"rounds": 1}, "needs 2 or more rounds"),
-     ((2000, 2001), NONE, {"rounds": 2}, "needs 3 or more rounds")],
+     *(((2000, 2001), NONE, {"rounds": n}, "needs 3 or more rounds") for n in (1, 2))],
 )  # fmt: skip
 def test_co_occurrences_are_refused_where_they_cannot_be(sizes, privacy, run, says):
     with pytest.raises(SettingsError, match=says):

@@ -187,11 +187,12 @@ def test_as_many_arrivals_as_sites_pull_as_far_as_one_round():
         np.testing.assert_allclose(got, want, atol=4 * np.finfo(np.float32).eps)
 
 
-def test_however_many_sites_there_are_the_mean_is_reached_at_once():
+@pytest.mark.parametrize("sites", [1, 49])
+def test_however_many_sites_there_are_the_mean_is_reached_at_once(sites):
     """49 * (1 / 49) is not 1, and the 49th root of the remainder would be about a half."""
-    replies = [SiteReply("s", tuple(w.astype(np.float32) for w in wish("a")))] * 49
+    replies = [SiteReply("s", tuple(w.astype(np.float32) for w in wish("a")))] * sites
     it = rule()
-    it.arrive(1, replies, [1.0] * 49)
+    it.arrive(1, replies, [1.0] * sites)
     for got, want in zip(it.factors, wish("a"), strict=True):
         np.testing.assert_allclose(got, want, atol=2 * np.finfo(np.float32).eps)
 

@@ -76,12 +76,6 @@ def test_what_was_left_open_is_planned_and_sent():
     assert make_rule(asked, sites=0, seed=9).plan.releases == server.rule.plan.releases
 
 
-def test_planned_events_say_that_noise_is_seeded():
-    for seed in (0, 3):
-        (seeded,) = make_rule(replace(CODES, noise_seed=seed)).planned_events(1)
-        assert seeded.seeded
-
-
 def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     with caplog.at_level(logging.INFO):
         server = make(privacy=replace(CODES, patients=50, epsilon=0.1))

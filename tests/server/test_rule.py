@@ -1,5 +1,6 @@
 """The server's computations, without messages and disks: one interface, two rules."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,8 @@ from tests.bits import assert_bits
 SHAPE = (5, 4)
 SOLVER = SolverSettings(rank=3)
 PSGD = SolverSettings(rank=3, solver="psgd", clip=1.0, eta=1e-3)
-NONE, PAPER = PrivacySettings(privacy="none"), PrivacySettings(privacy="paper", epsilon=1.2)
+NONE = PrivacySettings(privacy="".join("none"))  # another object than the package's literal
+PAPER = PrivacySettings(privacy="paper", epsilon=1.2)
 PATIENT = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
 RULES = {
     "none": (ElasticRule, SOLVER, NONE),
@@ -26,9 +28,9 @@ RULES = {
 }
 
 
-def make(name, **run):
-    kind, *settings = RULES[name]
-    return kind(SHAPE, *settings, RunSettings(**{"rounds": 6, "seed": 2, "start": "random", **run}))
+def make(name, noise_seed=-1, **run):
+    (kind, solver, privacy), given = RULES[name], {"rounds": 6, "seed": 2, "start": "random", **run}
+    return kind(SHAPE, solver, replace(privacy, noise_seed=noise_seed), RunSettings(**given))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -53,6 +55,14 @@ def test_every_round_has_shapes_and_as_many_values_as_are_planned(name):
 def test_a_rule_must_have_every_method_and_has_started_by_default():
     needed = "anchors needs_quorum planned_events reply_shapes restore state update"
     assert (sorted(ServerRule.__abstractmethods__), ServerRule.started) == (needed.split(), True)
+
+
+@pytest.mark.parametrize("seed", [-1, 0, 3])
+def test_noise_from_a_seed_is_called_seeded(seed):
+    for name, events in ("paper", ["mode 1", "mode 2"]), ("patient", ["refine mode 2"]):
+        planned = make(name, seed).planned_events(3)
+        assert [event.name for event in planned] == [f"round 3, {event}" for event in events]
+        assert {event.seeded for event in planned} == {seed >= 0}
 
 
 def test_arrays_keep_their_order_in_a_state():
