@@ -66,6 +66,7 @@ def test_the_exact_solver_takes_the_mean_and_a_step_beyond_it_is_refused_with_it
     settings = SolverSettings(solver="exact", eta=0.5, gamma=100.0)
     assert elastic_step(settings, 0.0, sites) == 1 / sites
     assert elastic_step(settings, 1e-3, sites) == 1e-3
+    assert elastic_step(settings, 1 + 1e-9, 1) > 1  # the tolerance
     step = min(1.01 / sites, 1.0)
     with pytest.raises(SettingsError, match=f"{step:g} \\* {sites + 1} = {step * (sites + 1):g}"):
         elastic_step(SolverSettings(), step, sites + 1)

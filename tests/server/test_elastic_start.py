@@ -110,7 +110,7 @@ def test_sites_count_as_they_use_what_surrogates_made_of_the_start(planted, monk
     begun(planted, server)
     monkeypatch.setattr(
         elastic, "fitted_to_surrogates",
-        lambda start, *_: tuple(np.ascontiguousarray(f[:, ::-1]) for f in start.factors),
+        lambda start, _, noise, *__: tuple(f[:, ::-1].copy() + noise for f in start.factors),
     )  # fmt: skip
     begun(planted, other)
     expected, found = (each.rule._weights(NAMES) for each in (server, other))

@@ -197,12 +197,15 @@ def test_however_many_sites_there_are_the_mean_is_reached_at_once(sites):
         np.testing.assert_allclose(got, want, atol=2 * np.finfo(np.float32).eps)
 
 
-@pytest.mark.parametrize("step", [0.0, 0.2], ids=["the mean", "a step"])
-def test_a_share_is_what_a_reply_counts_by(step):
+@pytest.mark.parametrize(
+    ("step", "used"), [(0.0, ""), (0.0, "ab"), (0.2, "")], ids=["the mean", "weights", "a step"]
+)
+def test_a_share_is_what_a_reply_counts_by(step, used):
     it = rule(elastic_step=step)
+    it._usage = dict.fromkeys(used, np.ones(RANK))
     before = it.factors
     ones, zeros = (tuple(np.full_like(f, v) for f in before) for v in (1, 0))
-    it.arrive(1, [SiteReply("a", ones), SiteReply("b", zeros)], [1.0, 0.25])
+    it.arrive(1, [SiteReply("a", ones), SiteReply("b", zeros)], [0.4, 0.1])
     way = 1 - (1 - 2 * step) ** (1 / 2) if step else 1.0
     for got, was in zip(it.factors, before, strict=True):
         # A mean of two and a move, rounded once to float32, for numbers up to 1.
