@@ -10,6 +10,7 @@ import pytest
 from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model, read_summary
 from dpfact_flower.privacy import PATIENT_CLAIM
 from dpfact_flower.privacy.ledger import Ledger
@@ -26,8 +27,9 @@ from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
 
 SHAPE = (9, 12)
-SOLVER = SolverSettings(rank=4)
-PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
+SOLVER = SolverSettings(rank=4, relative_elastic=0.6)
+PATIENT = "".join("patient")  # as in a file, another object than the package's literal
+PLANNED = PrivacySettings(privacy=PATIENT, start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
 OPEN = PrivacySettings(codes="6x8", patients=500)
 """Share and rounds are left for the server to plan."""
@@ -37,9 +39,9 @@ def make_rule(privacy=CODES, **run) -> PatientRule:
     return PatientRule(SHAPE, SOLVER, privacy, RunSettings(**{"seed": 2, "sites": 3, **run}))
 
 
-def make(folder=None, *, resume=False, privacy=CODES, **run) -> Coordinator:
+def make(folder=None, *, resume=False, privacy=CODES, rank=4, **run) -> Coordinator:
     return Coordinator(
-        SHAPE, solver=SOLVER, privacy=privacy,
+        SHAPE, solver=replace(SOLVER, rank=rank), privacy=privacy,
         run=RunSettings(**{"seed": 2, "sites": 3, "job": "job", **run}),
         run_dir=folder, resume=resume,
     )  # fmt: skip
@@ -83,14 +85,19 @@ def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     assert record.levelno == logging.WARNING
     server.rule.check_sites(6)
     assert "plan: 50 patients at 6 sites" in caplog.records[-1].getMessage()
+    caplog.set_level(logging.INFO)
+    make_rule(replace(CODES, patients=10_000)).check_sites(3)
+    assert caplog.records[-1].levelno == logging.INFO
 
 
 @pytest.mark.parametrize(("delta", "warned"), [(0.006, False), (0.007, True)])
 def test_a_delta_too_large_for_the_cohort_is_said_before_the_start(caplog, delta, warned):
-    make(privacy=replace(CODES, patients=50, delta=delta))
+    server = make(privacy=replace(CODES, patients=50, delta=delta))
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     warnings = [text for text in said if text.startswith("plan: delta 0.007 is large for")]
     assert [text.endswith("choose delta = 0.001") for text in warnings] == [True] * warned
+    server.rule.check_sites(0)  # of a number that is not known
+    assert "for a site of 50 patients" in caplog.text
 
 
 # --- determinism and quorum
@@ -196,11 +203,23 @@ def test_averages_survive_a_checkpoint(share):
 
 
 def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
-    rule = make_rule(PLANNED)
+    rule = make_rule()
     made = tuple(np.full_like(factor, 0.5) for factor in rule.factors)
     monkeypatch.setattr(module, "fitted_to_surrogates", lambda *_: made)
-    rule.update(1, make_replies(rule, 1))
+    for number in (1, 2):
+        rule.update(number, start := make_replies(rule, number))
     assert_bits(rule.factors, made)
+    assert rule.usages(3) is None  # without secure sums
+    rule._totals = tuple(reply.arrays[0] for reply in start)
+    asks = [rule.usages(number) is not None for number in range(1, rule.rounds + 1)]
+    assert asks == [False, False, True, True, True, True, False]
+    planned, refinements = rule.plan.release_of(3), make_replies(rule, 3)
+    rule.update(3, refinements)
+    expected = refine_factor(
+        [reply.arrays[0] for reply in refinements], made, 0, sigma=planned.seen_sigma,
+        shrink=RunSettings().shrink, tau=SOLVER.tau, pull=0.05 * 0.6,
+    )  # fmt: skip
+    assert_bits(rule.factors, expected)
 
 
 # --- a rank determined by the start
@@ -223,17 +242,23 @@ def test_the_rank_is_decided_where_the_start_can_be_judged(monkeypatch, caplog, 
 
 
 @pytest.mark.parametrize(
-    ("found", "kept"), [([3, 2], 4), ([2, 1], 4), ([3, 3], 3), ([1, 1, 1], 1), ([1, 2], 2)]
-)
+    ("rank", "found", "kept"),
+    [(4, [3, 2], 4), (4, [2, 1], 4), (4, [0], 4), (4, [3, 3], 3), (4, [1, 1, 1], 1), (4, [1, 2], 2),
+     (5, [4], 5), (7, [1, 4], 4)],
+)  # fmt: skip
 def test_a_lower_rank_is_kept_only_if_more_of_its_phenotypes_exist(
-    monkeypatch, caplog, found, kept
+    monkeypatch, caplog, rank, found, kept
 ):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "fitted_to_surrogates", lambda start, *_: start.factors)
-    monkeypatch.setattr(module, "fitted_to_halves", lambda *_: ["two halves"])
-    counts = iter(found)
+    counts, drawn = iter(found), []
+    halves = lambda *given: [drawn.append(given[-1].random())]  # noqa: E731
+    monkeypatch.setattr(module, "fitted_to_halves", halves)
     monkeypatch.setattr(module, "distinct_number", lambda *_: next(counts))
-    assert go_to(make(privacy=PLANNED, auto_rank=True), 1).factors[0].shape[1] == kept
+    server = go_to(make(privacy=PLANNED, rank=rank, auto_rank=True), 1)
+    assert server.factors[0].shape[1] == kept
+    assert drawn[0] != np.random.default_rng([2, rank, *SHAPE]).random()  # as the start drew
+    assert ("are no better; back to 4" in caplog.text) == (found in ([3, 2], [2, 1], [0]))
     assert ("phenotypes seem to be real; all 3 are kept" in caplog.text) == (found == [3, 3])
 
 
