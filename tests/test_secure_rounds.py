@@ -15,13 +15,7 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, QuorumError, StateError
 from dpfact_flower.privacy import account
-from dpfact_flower.privacy.secure_sum.keys import (
-    Member,
-    context_of,
-    new_signing_key,
-    public_text,
-    read_signing_key,
-)
+from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import _app_of
 from dpfact_flower.server.rule import initial_factors
@@ -31,7 +25,7 @@ from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import close_jobs
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
-from dpfact_flower.wire.secure import SecureStage, sealed_text
+from dpfact_flower.wire.secure import SecureStage
 from tests.bits import assert_bits
 from tests.conftest import CODES, count_tensor, make_vocabularies
 from tests.ledgers import rows_in
@@ -86,11 +80,8 @@ class Lossy(InProcessGrid):
 
 
 def sites(number: int = 7) -> list[SiteData]:
-    vocabularies = make_vocabularies()
-    return [
-        SiteData(name, count_tensor(20 + 3 * n, seed=n), vocabularies)
-        for n, name in enumerate(NAMES[:number], start=1)
-    ]
+    lists, names = make_vocabularies(), enumerate(NAMES[:number], start=1)
+    return [SiteData(name, count_tensor(20 + 3 * n, seed=n), lists) for n, name in names]
 
 
 def simulated(tmp_path, number: int = 7, lost=()) -> Lossy:
@@ -101,10 +92,8 @@ def simulated(tmp_path, number: int = 7, lost=()) -> Lossy:
 
 def strategy(privacy=PRIVACY, *, number: int = 7, **options) -> DPFact:
     run = RunSettings(job="job", sites=number, min_sites=min(3, number), seed=3)
-    return DPFact(
-        tuple(CODES.values()), solver=SOLVER, privacy=privacy, run=run,
-        vocabulary=joint_digest(make_vocabularies()), durable=False, **options,
-    )  # fmt: skip
+    given = {"solver": SOLVER, "privacy": privacy, "run": run, "durable": False, **options}
+    return DPFact(tuple(CODES.values()), vocabulary=joint_digest(make_vocabularies()), **given)
 
 
 def run(tmp_path, *, lost=(), number: int = 7) -> DPFact:
@@ -204,6 +193,7 @@ def test_a_site_that_drops_out_after_its_charge_is_on_record(tmp_path):
     (record,) = made.coordinator.records
     assert record.updated
     assert (len(record.sites), record.dropped) == (5, ("site-4",))
+    assert made._secure._last.number == 3
     assert charged_rounds(tmp_path, "site-4") == [1]
     assert made.coordinator.request(2).answered == dict.fromkeys([*record.sites, "site-4"], 1)
 
@@ -326,14 +316,12 @@ def after_each(grid, look) -> None:
 def real_sites(tmp_path, number=3, **changed) -> list[DPFactClient]:
     lines = []
     for name in NAMES[:number]:
-        pem = new_signing_key()
+        pem = keys.new_signing_key()
         (tmp_path / f"{name}.pem").write_bytes(pem)
         (tmp_path / f"{name}.pem").chmod(0o600)
-        lines.append(f"{name} {public_text(read_signing_key(pem))}")
+        lines.append(f"{name} {keys.public_text(keys.read_signing_key(pem))}")
     (tmp_path / "peers").write_text("# all of us\n" + "\n".join(lines) + "\n")
-    return [
-        DPFactClient(data, real_settings(tmp_path, data.name, **changed)) for data in sites(number)
-    ]
+    return [DPFactClient(s, real_settings(tmp_path, s.name, **changed)) for s in sites(number)]
 
 
 def real_settings(tmp_path, name: str, **changed) -> SiteSettings:
@@ -378,10 +366,10 @@ def test_what_a_hospital_did_not_allow_is_refused_before_anything(tmp_path, capl
 
 def test_a_stranger_s_key_among_the_members_is_refused(tmp_path, caplog):
     hospitals = real_sites(tmp_path)
-    pem = new_signing_key()
+    pem = keys.new_signing_key()
     (tmp_path / "site-2.pem").write_bytes(pem)
     lines = (tmp_path / "peers").read_text().splitlines()
-    lines[2] = f"site-2 {public_text(read_signing_key(pem))}"
+    lines[2] = f"site-2 {keys.public_text(keys.read_signing_key(pem))}"
     (tmp_path / "peers-2").write_text("\n".join(lines))
     settings = real_settings(tmp_path, "site-2", secure_peers=str(tmp_path / "peers-2"))
     hospitals[1] = DPFactClient(sites(3)[1], settings)
@@ -428,7 +416,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     def members(names, request):
         stage = SecureStage("keys", asked=names)
         found = {site: ask(site, request, stage) for site in names}
-        return tuple(Member(site, *map(bytes, parts)) for site, parts in found.items())
+        return tuple(keys.Member(site, *map(bytes, parts)) for site, parts in found.items())
 
     def refused(stage):
         return refusal(clients["site-1"], replace(first, secure=stage), caplog)[1]
@@ -456,70 +444,32 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     assert "the job began with different terms" in refused(stage)
 
 
-MEMBERS = tuple(Member(f"site-{number}", bytes(32), bytes(64)) for number in range(1, 9))
-WITHOUT = sealed_text({})  # no share for another site
-
-
-def summing(made: DPFact, last=Attempt(0, 0, ()), number=8) -> SecureSum:
-    """Begin a late round's sum. Its number is another object each time, as a checkpoint's is."""
-    request, planned = made.coordinator.request(1), made.coordinator.planned_release(1)
-    return SecureSum(MEMBERS[:number], last, replace(request, round=int("999")), planned)
-
-
-def give(adding: SecureSum, site: str, context=None, more=0) -> None:
-    """Hand in a site's vector of zeros."""
-    words = bytes(adding._planned.count * adding._sharing.slots * adding._question.width + more)
-    fits = context_of(adding._terms, adding._question)
-    adding.take_vector(site, [fits if context is None else context, words, WITHOUT])
-
-
 @pytest.mark.parametrize(
-    ("context", "more", "says"),
-    [(None, -1, "bytes, got"), (None, 1, "bytes, got"),
+    ("context", "size", "says"),
+    [(b"", -1, "bytes, got"), (b"", 1, "bytes, got"),
      *((context, 0, "'site-1': answers another request") for context in (b"", b"\xff" * 64))],
 )  # fmt: skip
-def test_a_vector_that_does_not_fit_is_not_added_up(context, more, says):
-    adding = summing(strategy(number=3), number=3)
+def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
+    made = strategy(number=3).coordinator
+    planned = made.planned_release(1)
+    members = tuple(keys.Member(name, bytes(32), bytes(64)) for name in NAMES[:3])
+    adding = SecureSum(members, Attempt(0, 0, ()), made.request(1), planned)
+    words = bytes(planned.count * made.secure.slots * adding._question.width + size)
     with pytest.raises(MessageError, match=says):
-        give(adding, "site-1", context, more)
+        adding.take_vector("site-1", [context, words, b"{}"])
     assert not adding.complete
     assert not adding.charged
 
 
-def test_a_sum_goes_on_with_enough_sites_and_knows_whom_it_charged():
-    made = strategy(replace(PRIVACY, secure_dropouts=2), number=8)
-    names = tuple(member.site for member in MEMBERS)
-    for number in (998, 1000):  # another round's attempt says nothing
-        adding = summing(made, Attempt(number, 5, names[:3], True, names[:3]))
-        assert adding.last == Attempt(999, 1, names)
-    states = [(adding.complete, adding.may_go_on(3), adding.may_go_on(7))]
-    for site in names[:7]:
-        give(adding, site)
-        states.append((adding.complete, adding.may_go_on(3), adding.may_go_on(7)))
-    assert states == [(False, n >= 6, n >= 7) for n in range(8)]
-    adding.next_attempt()
-    assert adding.last == Attempt(999, 2, names[:7], False, names[:7])
-    again = summing(made, adding.last)  # after a crash
-    assert again.last == Attempt(999, 3, names, False, names[:7])
-    for site in names:
-        give(again, site)
-    assert (again.complete, again.may_go_on(3)) == (True, False)
-    again.openings()
-    assert not summing(made, again.last).may_go_on(3)
-    assert summing(made, again.last).last == again.last == Attempt(999, 3, names, True, names)
-    alone = Attempt(999, 1, names[:3])
-    assert summing(strategy(number=3), alone, 3).last == alone  # no dropouts
-
-
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     """It does not use the site's own start, because only the sum is known."""
+    members = tuple(keys.Member(name, bytes(32), bytes(64)) for name in NAMES)
     first = strategy().coordinator.request(1)
     asked = replace(
         first, round=2, solver=replace(SOLVER, relative_l21=5.0),
         anchors=initial_factors(tuple(CODES.values()), 3, 0),
-        secure=SecureStage("sum", 1, MEMBERS[:7], tuple(NAMES)),
+        secure=SecureStage("sum", 1, members, tuple(NAMES)),
     )  # fmt: skip
-
     site = sites()[0]
 
     def total(usages):

@@ -12,16 +12,10 @@ import pytest
 from dpfact_flower import DPFact
 from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
 from dpfact_flower.server import coordinator as coordinator_module
+from dpfact_flower.server import history
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
-from dpfact_flower.server.history import (
-    CHECKPOINT,
-    HISTORY,
-    Failure,
-    RoundRecord,
-    _checksum,
-    read_history,
-)
+from dpfact_flower.server.history import CHECKPOINT, HISTORY, Failure, RoundRecord, read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
@@ -358,7 +352,7 @@ def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path):
 def test_a_checkpoint_of_before_missed_rounds_were_kept_is_read(tmp_path):
     done, path = run_rounds(make(tmp_path), 3), tmp_path / CHECKPOINT
     arrays = {n: a for n, a in np.load(path).items() if n not in ("missed", "checksum")}
-    np.savez(path, checksum=np.array(_checksum(arrays)), **arrays)
+    np.savez(path, checksum=np.array(history._checksum(arrays)), **arrays)
     assert make(tmp_path, resume=True).records == done.records
 
 

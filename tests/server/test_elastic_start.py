@@ -26,21 +26,16 @@ SIZES, NAMES = (20, 30), ["site-1", "site-2"]
 
 
 def make(rounds=3, **solver) -> Coordinator:
-    return Coordinator(
-        SIZES, solver=SolverSettings(rank=4, **solver), privacy=NONE,
-        run=RunSettings(rounds=rounds, seed=1, job="job"),
-    )  # fmt: skip
+    run = RunSettings(rounds=rounds, seed=1, job="job")
+    return Coordinator(SIZES, solver=SolverSettings(rank=4, **solver), privacy=NONE, run=run)
 
 
 def begun(cohort, server: Coordinator, number=1):
     """Play a round without factors, which requests only counts or co-occurrences."""
-    request = server.request(number)
-    found = {
-        site.name: ElasticRound(site.vocabularies, request, site=site.name, simulation=True).run(
-            site, JobState()
-        )
-        for site in cohort.sites
-    }
+    request, found = server.request(number), {}
+    for site in cohort.sites:
+        work = ElasticRound(site.vocabularies, request, site=site.name, simulation=True)
+        found[site.name] = work.run(site, JobState())
     replies = [SiteReply(name, outcome.release.arrays) for name, outcome in found.items()]
     server.close_round(number, replies, [])
     return request, list(found.values())

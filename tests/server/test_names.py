@@ -33,9 +33,8 @@ def test_the_one_whose_key_is_registered_with_the_name_has_it(liar):
 
 def test_no_name_but_the_registered_one_is_taken_whether_its_owner_is_there_or_not():
     it = names(north=5, south=9)
-    assert faults(it, {9: "north"}) == {
-        9: "calls itself 'north', but its key is registered as 'south'"
-    }
+    says = "calls itself 'north', but its key is registered as 'south'"
+    assert faults(it, {9: "north"}) == {9: says}
     assert it.refusal(9, "north", connected=[9])
     assert it.refusal(5, "south", connected=[5])
     assert it.refusal(9, "south", connected=[9]) == ""

@@ -18,7 +18,7 @@ from tests.bits import assert_bits
 SHAPE = (5, 4)
 SOLVER = SolverSettings(rank=3)
 PSGD = SolverSettings(rank=3, solver="psgd", clip=1.0, eta=1e-3)
-NONE = PrivacySettings(privacy="".join("none"))  # another object than the package's literal
+NONE = PrivacySettings(privacy="".join("none"))  # not the package's own object
 PAPER = PrivacySettings(privacy="paper", epsilon=1.2)
 PATIENT = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
 RULES = {

@@ -28,12 +28,9 @@ NORTH = Failure("north (node 12)", "no reply within 9 s")
 
 
 def begun(folder, privacy=PATIENT, kind=Coordinator, *, resume=False, **run) -> Coordinator:
-    it = kind(
-        SHAPE, privacy=privacy,
-        solver=SolverSettings(rank=3, relative_l21=0.0, solver="psgd", clip=1.0),
-        run=RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run}), run_dir=folder,
-        resume=resume,
-    )  # fmt: skip
+    solver = SolverSettings(rank=3, relative_l21=0.0, solver="psgd", clip=1.0)
+    given = RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run})
+    it = kind(SHAPE, privacy=privacy, solver=solver, run=given, run_dir=folder, resume=resume)
     it.begin()
     return it
 
@@ -114,14 +111,11 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path, monke
     close(again, 1, ("east", "south"))  # and the site that paid never returns
     found = run_status(tmp_path)
     assert (found.finished, found.missed) == (1, ())
-    assert [(site.name, site.used, site.unused) for site in found.sites] == [
-        ("east", 1, 0), ("north", 0, 1), ("south", 1, 0)
-    ]  # fmt: skip
-    assert [site.epsilon_unused for site in found.sites] == [0, north.epsilon, 0]
+    seen = [(site.name, site.used, site.unused, site.epsilon_unused) for site in found.sites]
+    assert seen == [("east", 1, 0, 0), ("north", 0, 1, north.epsilon), ("south", 1, 0, 0)]
     spent = summarise(again, None, tmp_path, measured=False)[0].spent
-    assert {name: site.epsilon for name, site in spent.per_site.items()} == dict.fromkeys(
-        ("east", "north", "south"), north.epsilon
-    )
+    costs = {name: site.epsilon for name, site in spent.per_site.items()}
+    assert costs == dict.fromkeys(("east", "north", "south"), north.epsilon)
 
 
 def test_a_resumed_last_round_says_of_no_site_that_it_was_charged(tmp_path, monkeypatch):
