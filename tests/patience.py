@@ -27,4 +27,5 @@ class Clock:
     time = perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
         self.now += seconds

@@ -466,24 +466,23 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     members = tuple(keys.Member(name, bytes(32), bytes(64)) for name in NAMES)
     first = strategy().coordinator.request(1)
     asked = replace(
-        first, round=2, solver=replace(SOLVER, relative_l21=5.0),
+        first, round=2, solver=replace(SOLVER, relative_l21=1.0),
         anchors=initial_factors(tuple(CODES.values()), 3, 0),
         secure=SecureStage("sum", 1, members, tuple(NAMES)),
     )  # fmt: skip
     site = sites()[0]
 
-    def total(usages):
-        request = replace(asked, usages=np.asarray(usages, float))
+    def total(usages, solver=asked.solver):
+        request = replace(asked, usages=usages and np.asarray(usages, float), solver=solver)
         work = PatientRound(site.vocabularies, request, site=NAMES[0], simulation=True)
         return work.bounded(site, work.planned, None).total
 
     little, much = ([[1, 4, 9], [0, 0, 0]], [[9, 4, 1], [0, 0, 0]])
     assert (total([little, much]) == total([little, little])).all()
     assert (total([little, much]) != total([much, much])).any()
-    with pytest.raises(MessageError, match="usages of slots"):
-        PatientRound(site.vocabularies, asked, site=NAMES[0], simulation=True)
-    unweighted = replace(asked, solver=replace(SOLVER, relative_l21=0.0))
-    PatientRound(site.vocabularies, unweighted, site=NAMES[0], simulation=True)  # needs no usages
+    with pytest.raises(MessageError, match=r"needs \(2, 2, 3\) usages of slots"):
+        total(None)
+    total(None, replace(SOLVER, relative_l21=0.0))  # needs no usages
 
 
 @pytest.mark.slow

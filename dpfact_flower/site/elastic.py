@@ -66,7 +66,7 @@ class ElasticRound(RoundWork):
     def run(self, data: SiteData, kept: JobState) -> RoundOutcome:
         """Factorise data and release the feature factors, as in Algorithm 1 of the DPFact paper."""
         request, tensor = self._request, data.tensor
-        if tensor.nnz == 0:
+        if not tensor.nnz:
             raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
         if request.privacy.privacy == "none" and not request.anchors:
             return RoundOutcome(_unprotected_start(tensor, request))

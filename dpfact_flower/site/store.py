@@ -98,10 +98,9 @@ class SiteStore:
 
         Omit `round_number` only to inspect files. In a run, the ledger names the valid round.
         """
-        path = self._path(round_number or 0)
-        if round_number is None:
-            path = max(self.folder.glob(f"{_STATE}*.npz"), default=path)
-        if not path.exists():
+        files = self.folder.glob(f"{_STATE}*.npz")
+        path = max(files, default=None) if round_number is None else self._path(round_number)
+        if path is None or not path.exists():
             return None
         way_out = "restore the folder from a copy, or start a new job"
         (number, eta), factors = self._read(path, ("round", "eta"), way_out)

@@ -247,7 +247,7 @@ def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
     ("choices", "says"),
     [
         ({"allow_privacy": "paper"}, "max-epsilon: must be above 0"),
-        ({"allow_privacy": "none", "max_epsilon": 2.0}, "max-epsilon"),
+        ({"allow_privacy": "none", "max_epsilon": 1.0}, "max-epsilon"),
         ({"allow_privacy": "none,paper", "max_epsilon": 2.0}, "would void max-epsilon"),
         ({"allow_privacy": "none,none", "max_epsilon": 2.0}, "max-epsilon: must be .* 'none,none'"),
         ({"state_dir": "relative/state"}, "absolute"),

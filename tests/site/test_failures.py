@@ -135,22 +135,26 @@ def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
 def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     event = ReleaseEvent("x", 1.0, 7.0, 10**8, "patient", "add-remove", PATIENT_CLAIM)
     codes, settings = [range(size) for size in SIZES], SiteSettings(max_rank=200)
-    sizes = {
-        bytes_to_reserve([replace(event, count=n)], codes, settings)
-        for n in range(10**6, 10**8, 10**6)
-    }
+    counts = range(10**6, 10**8, 10**6)
+    sizes = {bytes_to_reserve([replace(event, count=n)], codes, settings) for n in counts}
     assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
     assert bytes_needed(10**8) <= max(sizes)
-    assert bytes_needed(10_000) == 40_200 + 2**18
+    assert bytes_needed(10_049) == 40_396 + 2**18
     pairs, refinement = 21 + 210, 200 * (9 + 12) + 2 * 20_100
     assert largest_run([range(9), range(12)], settings) == bytes_needed(pairs + 100 * refinement)
+    shares, joins = MOST_SLOTS * refinement, replace(settings, secure_key="/key")
+    assert largest_run(codes, joins) == ROOM + 16 * shares
+    shared = replace(event, own_sigma=1.0)
+    for each, most in ((event, pairs + 100 * refinement), (shared, (ROOM - 2**18) // 16)):
+        rest = [[replace(each, count=most + more)] for more in (0, 1)]
+        assert [bytes_to_reserve(r, codes, settings) for r in rest] == [ROOM, 4 * ROOM]
     assert bytes_to_reserve([], codes, settings) == 2**24  # without noise
 
 
 def test_a_disk_without_room_is_told_how_much_is_needed(tmp_path, monkeypatch):
     monkeypatch.setattr("dpfact_flower.site.resources.reserved", FULL)
-    with pytest.raises(StateError, match=r"needs 16 MiB of free disk space.*\(No space left"):
-        reserve(ExitStack(), tmp_path, 2**24)
+    with pytest.raises(StateError, match=r"needs 17 MiB of free disk space.*\(No space left"):
+        reserve(ExitStack(), tmp_path, 17 * 2**20 - 1)
 
 
 def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(world):
@@ -468,8 +472,9 @@ def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(world
 def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(worlds):
     before, after = with_other_data(worlds)
     folder = before.client.site._hospital.folder
+    (key := folder / ".secure-job").touch()
     assert (close_jobs(folder), close_jobs(folder / "absent")) == (1, 0)
-    assert not (folder / "absent").exists()
+    assert not any(path.exists() for path in (key, folder / "absent"))
     for world in (before, after):
         assert world.ask(2) == ("dpfact:state", 1)
         assert not world.source.read_by_now

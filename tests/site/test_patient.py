@@ -1,5 +1,6 @@
 """A round of patient mode at a site: its cost, its sum, and its dependencies."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -137,14 +138,9 @@ def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number
     given = {2: make_round(data, make_request(data, 2, privacy, solver), simulation=True)
              .run(data, Kept()).release}  # fmt: skip
     reference = make_round(data, request, simulation=True).bounded(data, planned, Kept(given))
-    variants = [
-        (request, "site-1"),
-        (request, "another"),
-        (replace(request, job="other"), "site-1"),
-        (replace(request, seed=99), "site-1"),
-        (replace(request, privacy=replace(privacy, noise_seed=2)), "site-1"),
-    ]
-    for asked, site in variants:
+    changes = ({}, {"job": "other"}, {"seed": 99}, {"privacy": replace(privacy, noise_seed=2)})
+    for change, site in itertools.product(changes, ("site-1", "another")):
+        asked = replace(request, **change)
         work = make_round(replace(data, name="renamed"), asked, site=site, simulation=True)
         work.run(data, Kept(given))
         kept = Kept(given)
@@ -197,8 +193,8 @@ def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
             finite += np.isfinite(ridge).sum()
     assert finite
     for left in (0, 1):  # the other columns pad the rank
-        factors = tuple(np.where(np.arange(4) < left, each, 0) for each in request.anchors)
-        used = np.array([9.0, 1.0, 0.0, 0.0]) * left, np.ones(4)
+        factors = (np.where(np.arange(4) < left, request.anchors[0], 0), *request.anchors[1:])
+        used = np.array([9.0, 1.0, -4.0, 0.0]) * left, np.ones(4)
         ridge = ridge_of(replace(request, anchors=factors), used)
         assert ridge[1:].tolist() == [np.inf] * 3
         assert ridge[0] == (pytest.approx(off * np.sqrt(10) / 3) if left else np.inf)
@@ -221,6 +217,10 @@ UNPLANNED = {
     "rounds": ({"privacy": PrivacySettings(start_share=0.7)}, "must have been planned"),
     "a round more": ({"rounds": 7}, "a plan of 6 rounds; the request has 7"),
     "a round less": ({"rounds": 5}, "a plan of 6 rounds; the request has 5"),
+    "factors": ({"anchors": initial_factors((9, 12), 4, 5)}, r"\(start\) takes no global factors"),
+    "no factors": ({"round": 2}, r"request: round 2 \(refine\) needs the global factors"),
+    "a selection": ({"selection": (np.arange(6),) * 2}, r"selection of no codes, got \(6, 6\)"),
+    "usages": ({"usages": np.ones((1, 2, 4))}, r"round 1 \(start\) needs no usages of slots"),
 }
 
 

@@ -68,7 +68,7 @@ def test_the_round_that_is_asked_for_is_read_whatever_lies_beside_it(tmp_path, d
         assert_equal(reader.load(), make_state(100_000))  # rounds are compared as numbers
 
 
-def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store):
+def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store, monkeypatch):
     """A partial file of patient factors must be deleted after every round."""
     for number in (1, 2, 3):
         store.save(make_state(number))
@@ -78,6 +78,9 @@ def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store):
         store.keep_only(2)
         assert names(store.folder) == {name_of(2), NOTICE, "history.jsonl"}
         assert_equal(store.load(), make_state(2))
+    monkeypatch.setattr(Path, "glob", lambda *_: [Path("gone")])  # by another process
+    store.keep_only(2)
+    store.forget_secrets()
 
 
 def test_whether_there_was_ever_a_job_shows_in_the_folder(store, tmp_path):
@@ -128,7 +131,7 @@ def test_a_folder_that_others_may_write_to_is_refused(store, tmp_path, place):
 
 def test_state_of_other_data_is_refused(store, tmp_path):
     store.save(make_state())
-    for arguments, fingerprint in itertools.product(((), (1,)), ("0" * 64, "")):
+    for arguments, fingerprint in itertools.product(((), (1,)), ("0" * 64, "g" * 64, "")):
         with pytest.raises(StateError, match=r"made from different data or with another .*key"):
             make_store(tmp_path / "state", fingerprint).load(*arguments)
 
@@ -169,8 +172,7 @@ def test_a_file_without_its_head_is_damaged(store):
 
 def test_measures_survive_the_last_line_of_a_round_wins_and_rounds_are_in_order(store):
     store.create()
-    noted = [make_measures(number, more / 3)
-             for number, more in ((2, 0), (1, 0), (2, 5), (3, 0), (1, 7))]  # fmt: skip
+    noted = [make_measures(n, more / 3) for n, more in ((2, 0), (1, 0), (2, 5), (3, 0), (1, 7))]
     for measures in noted:
         store.note(measures)
     assert store.history() == [noted[4], noted[2], noted[3]]
