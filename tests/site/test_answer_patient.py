@@ -177,8 +177,7 @@ def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_rea
 ):
     """A server could fill the memory with its messages, to see whether the patients still fit."""
     source, server = Watched(data), make_server(data)
-    codes = sum(data.tensor.feature_shape)
-    values = codes * (codes - 1) // 2
+    values = math.comb(sum(data.tensor.feature_shape), 2)
     need = used + values * (48 + 8 * (threads - 1))  # each thread has its own copy of the sum
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     monkeypatch.setattr(resources, "memory_used", lambda: used)

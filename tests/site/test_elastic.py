@@ -138,9 +138,10 @@ def test_seeded_noise_differs_between_sites_and_rounds(tensor):
         assert not np.allclose(drawn[one], drawn[other])
     with pytest.raises(PrivacyRefusedError, match="noise-seed"):
         answer(tensor, asked, simulation=False)
-    lists = [Vocabulary(f"m{n}", [*map(str, range(len(f)))]) for n, f in enumerate(asked.anchors)]
+    own = [Vocabulary(f"m{n}", [*map(str, range(len(f)))]) for n, f in enumerate(asked.anchors)]
+    assert ElasticRound(own, replace(asked, round=2), site="a", simulation=True).charged_rounds == 8
     with pytest.raises(ValueError, match="shorter"):  # a release of nothing would cost nothing
-        ElasticRound(lists, replace(asked, anchors=()), site="a", simulation=True).cost()
+        ElasticRound(own, replace(asked, anchors=()), site="a", simulation=True).cost()
 
 
 def test_patients_scaled_to_norm_one_have_the_same_say(tensor):

@@ -139,13 +139,12 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     sizes = {bytes_to_reserve([replace(event, count=n)], codes, settings) for n in counts}
     assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
     assert bytes_needed(10**8) <= max(sizes)
-    assert bytes_needed(10_049) == 40_396 + 2**18
-    pairs, refinement = 21 + 210, 200 * (9 + 12) + 2 * 20_100
-    assert largest_run([range(9), range(12)], settings) == bytes_needed(pairs + 100 * refinement)
-    shares, joins = MOST_SLOTS * refinement, replace(settings, secure_key="/key")
-    assert largest_run(codes, joins) == ROOM + 16 * shares
+    assert bytes_needed(100_049) == 402_196 + 2**18
+    pairs, refined = 21 + 210, 200 * (9 + 12) + 2 * 20_100
+    assert largest_run([range(9), range(12)], settings) == bytes_needed(pairs + 100 * refined)
+    assert largest_run(codes, replace(settings, secure_key="k")) == ROOM + 16 * MOST_SLOTS * refined
     shared = replace(event, own_sigma=1.0)
-    for each, most in ((event, pairs + 100 * refinement), (shared, (ROOM - 2**18) // 16)):
+    for each, most in ((event, pairs + 100 * refined), (shared, (ROOM - 2**18) // 16)):
         rest = [[replace(each, count=most + more)] for more in (0, 1)]
         assert [bytes_to_reserve(r, codes, settings) for r in rest] == [ROOM, 4 * ROOM]
     assert bytes_to_reserve([], codes, settings) == 2**24  # without noise

@@ -62,8 +62,7 @@ def test_the_first_end_counts(data, tmp_path):
     """A server cannot make a site fit many models to made-up factors."""
     last = ended(data, tmp_path)
     other = make_server(data)
-    other.rule.factors = tuple(factor + 1 for factor in last.anchors)
-    other.rule.started = True
+    other.rule.factors, other.rule.started = tuple(f + 1 for f in last.anchors), True
     ask(make_client(data, tmp_path), other.request(other.rounds))
     assert_bits(store_of(data, tmp_path).ending()[0], last.anchors)
 
@@ -111,7 +110,8 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
 def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy, monkeypatch):
     last = ended(data, tmp_path, privacy)
-    given, solved = [], refit_module.solved
+    given, waited, solved = [], [], refit_module.solved
+    monkeypatch.setattr("os.fsync", waited.append)
     noted = lambda *each: given.append(each[3]) or solved(*each)  # noqa: E731
     monkeypatch.setattr(refit_module, "solved", noted)
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
@@ -125,6 +125,7 @@ def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy, monkeypatch
     assert measures.error.fit > 0
     assert [(solver.tau, solver.mu > 0) for solver in given] == [(10, True)]
     assert store.history() == [measures]
+    assert len(waited) == 2  # the model and its name
 
 
 def test_a_refit_repeats_bit_for_bit(data, tmp_path):

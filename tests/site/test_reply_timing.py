@@ -184,9 +184,9 @@ def test_nobody_learns_when_a_round_was_over(cohort, settings, clock, monkeypatc
 
 
 def node(cohort_folder, tmp_path, **changes) -> dict:
-    config = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "state"),
-              "allow-privacy": "patient", "max-epsilon": 100.0, "reply-after": 10.0}  # fmt: skip
-    return {**config, **changes}
+    return {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "state"),
+            "allow-privacy": "patient", "max-epsilon": 100.0, "reply-after": 10.0,
+            **changes}  # fmt: skip
 
 
 def send(config: dict, content: RecordDict) -> Message:
@@ -288,8 +288,6 @@ def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort_folder, settings, m
         ReplyDelay, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)
     )
     client = DPFactClient(site_data.open_site(cohort_folder / "site-1.npz"), settings)
-    asked = requests()
     for number in (1, 2, 3):
-        client.fit(*asked[number].to_wire())
-    assert kept
+        client.fit(*requests()[number].to_wire())
     assert set(kept) == {0}
