@@ -114,9 +114,9 @@ def test_the_numbers_do_not_depend_on_the_threads_of_blas():
     assert_bits(*releases)
 
 
-@pytest.mark.parametrize("solver", ["exact", "psgd"])
-def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, solver):
-    asked = make_request(solver=SolverSettings(rank=4, solver=solver, gamma=0.1))
+@pytest.mark.parametrize("how", [{}, {"solver": "psgd"}, {"solver": "psgd", "loss": "poisson"}])
+def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, how):
+    asked = make_request(solver=SolverSettings(rank=4, gamma=0.1, scale="counts", **how))
     assert stream(asked, "a") == [asked.seed, 0xCA978112CA1BBDCA, asked.round]
     first, again = (answer(tensor, asked).release.arrays for _ in range(2))
     assert_bits(first, again)
