@@ -464,9 +464,8 @@ def test_a_vector_that_does_not_fit_is_not_added_up(context, size, says):
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     """It does not use the site's own start, because only the sum is known."""
     members = tuple(keys.Member(name, bytes(32), bytes(64)) for name in NAMES)
-    first = strategy().coordinator.request(1)
     asked = replace(
-        first, round=2, solver=replace(SOLVER, relative_l21=1.0),
+        strategy().coordinator.request(1), round=2, solver=replace(SOLVER, relative_l21=1.0),
         anchors=initial_factors(tuple(CODES.values()), 3, 0),
         secure=SecureStage("sum", 1, members, tuple(NAMES)),
     )  # fmt: skip
@@ -483,6 +482,8 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     with pytest.raises(MessageError, match=r"needs \(2, 2, 3\) usages of slots"):
         total(None)
     total(None, replace(SOLVER, relative_l21=0.0))  # needs no usages
+    one = strategy(replace(PRIVACY, codes="2x2")).coordinator.request(1)  # neither does this
+    PatientRound(site.vocabularies, replace(one, secure=asked.secure), site="", simulation=True)
 
 
 @pytest.mark.slow
