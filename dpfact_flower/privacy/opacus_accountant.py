@@ -43,11 +43,11 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Record a step on a full batch (`sample_rate` 1) or on a Poisson sample (below 1)."""
-        multiplier, rate, one = _checked_step((noise_multiplier, sample_rate, 1))
+        multiplier, rate, steps = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
-            self.history[-1] = (multiplier, rate, self.history[-1][2] + one)
+            self.history[-1] = (multiplier, rate, self.history[-1][2] + steps)
         else:
-            self.history.append((multiplier, rate, one))
+            self.history.append((multiplier, rate, steps))
 
     def get_epsilon(self, delta: float) -> float:
         """Return the epsilon spent so far, or infinity if any step had no noise."""

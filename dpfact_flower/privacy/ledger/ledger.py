@@ -203,8 +203,8 @@ class Ledger:
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
         """Return all rows, or raise a StateError if the ledger has a problem."""
         rows, problems = self._read(connection)
-        for problem in problems:
-            raise self._damaged(problem)
+        if problems:
+            raise self._damaged(problems[0])
         return tuple(rows)
 
     def _is_recorded(
