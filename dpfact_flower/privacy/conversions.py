@@ -68,7 +68,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     Every order alpha > 1 gives a valid epsilon. This function finds the smallest.
     """
     log_inverse = log_of_inverse(delta)
-    # The order is alpha = 1 + x. At the first x, epsilon's slope is >= 0.
+    # The order is alpha = 1 + x. At `high`, epsilon's slope is >= 0.
     high = math.sqrt(log_inverse) / math.sqrt(rho)  # their quotient might overflow
     x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, high)
     alpha = 1 + x

@@ -95,7 +95,7 @@ class ElasticRule(ServerRule):
         if self.started:
             self._pull(replies)
         elif self._counts_codes:
-            counts = [array for reply in replies for array in reply.arrays]
+            counts = [array for (array,) in (reply.arrays for reply in replies)]
             self.selection = kept_codes(counts, self._sizes, self._paired)
         else:
             self._begin(replies)
@@ -156,7 +156,7 @@ class ElasticRule(ServerRule):
     def _begin(self, replies: Sequence[SiteReply]) -> None:
         sizes = self._paired or self._sizes
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
-        released = [array for reply in replies for array in reply.arrays]
+        released = [array for (array,) in (reply.arrays for reply in replies)]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
         factors = fitted_to_surrogates(start, released, 0.0, rng)
         usage = [usage_of(pairs, factors, 0.0)[0] for pairs in released]

@@ -90,8 +90,8 @@ class OnArrival(Coordinator):
     @property
     def rounds_in_step(self) -> int:
         """Number of synchronous rounds: round 1 and all rounds that compute the initial factors."""
-        last = (n for n in range(1, self.rounds) if not self.rule.needs_quorum(n + 1))
-        return next(last, self.rounds)
+        ends = (n for n in range(1, self.rounds) if not self.rule.needs_quorum(n + 1))
+        return next(ends, self.rounds)
 
     @property
     def is_over(self) -> bool:
@@ -223,7 +223,7 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
         self._version = saved["version"]
-        self._round = parse_as(_OpenRound, saved["open"])
+        self._round = parse_as(_OpenRound, saved["open"])  # `run_until` sets its clock
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None

@@ -141,7 +141,7 @@ class PatientRule(ServerRule):
         planned = self.plan.release_of(round_number)
         if planned is None:
             return
-        released = [array for reply in replies for array in reply.arrays]
+        released = [array for (array,) in (reply.arrays for reply in replies)]
         if planned.kind == "codes":
             self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
         elif planned.kind == "start":

@@ -68,9 +68,9 @@ def personal(
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
     # The l2,1 weight applies from the first pass, because the global phenotypes are final.
-    with_l21 = replace(request, solver=replace(request.solver, mu_from_round=request.round))
+    with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
     patients = fitted_patients(tensor, request.anchors)
     solver = local_settings(with_l21, (patients, *request.anchors))
     solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
-    start = SiteState(request.round, (patients, *request.anchors), solver.eta)
+    start = SiteState(0, (patients, *request.anchors), solver.eta)
     return solved(tensor, start, request, solver, rng, began)

@@ -81,9 +81,9 @@ def test_conversions_hold_where_floats_run_out():
     assert log_delta_gaussian(1.3e-17, 1.7e-9) < math.log(1e-100)
     assert conversions.epsilon_gaussian(1.3e-17, 1.7e-9) == 0
     assert 0 < conversions.mu_for_epsilon(1.3e-17, 1.7e-9) < 1e-8
+    assert conversions.mu_for_epsilon(1e-300, math.erf(math.sqrt(0.5))) == pytest.approx(2)
     mu = 325426349.4510599
-    found = conversions.epsilon_gaussian(mu, 1.1674214882176728e-11)
-    assert found == pytest.approx(mu**2 / 2, rel=1e-6)
+    assert conversions.epsilon_gaussian(mu, 1.1674214882176728e-11) == pytest.approx(mu**2 / 2)
     assert conversions.epsilon_zcdp_tight(5.6548777069518615e-18, 0.8887461977124194) == 0
     assert conversions.epsilon_zcdp_tight(5e-324, 1e-300) < 1e-150
     deltas = (1e-300, 1e-308, 1e-310, 5e-324)  # no float holds the inverse of some
@@ -224,7 +224,7 @@ def test_the_slack_is_on_the_safe_side(epsilon, delta):
 @pytest.mark.parametrize(
     ("inside", "beyond"),
     [({"count": MOST}, {"count": MOST + 1}), ({"delta": 1e-100}, {"delta": 1e-101}),
-     ({"epsilon": 499.99}, {"epsilon": 500.0})],
+     ({"epsilon": 499.99}, {"epsilon": 500.0}), ({"epsilon": 1.0}, {"epsilon": 1500.0})],
 )  # fmt: skip
 def test_where_the_proof_ends_tight_zcdp_is_the_headline(inside, beyond):
     def spent(*, count=1000, delta=1e-5, epsilon=1.0):
@@ -261,12 +261,12 @@ def test_replacing_a_record_costs_what_noise_of_half_the_size_would(multipliers,
 def test_every_figure_has_its_own_price_by_its_own_conversion(monkeypatch):
     events = [made(6.0, sensitivity=3.0, **patients)] * 3
     guarantee = account(events, 1e-5)
-    doubled = account([made(1.0)] * 3, 1e-5)
     found = {each.accountant: each.replacing for each in guarantee.figures}
     for name in (ZCDP_TIGHT, PROPOSITION_2_8, RDP):
-        assert found[name] == pytest.approx(figure(doubled, name), rel=CLOSE)
+        assert found[name] == pytest.approx(figure(account([made(1.0)] * 3, 1e-5), name), rel=CLOSE)
     monkeypatch.setattr(accountants, "_more", {"nothing": lambda *_: 0.0})
     accountants.register("sum", lambda events, delta: sum(e.rho for e in events))
+    assert account(events, 1e-5) == guarantee  # decisions do not depend on them
     opinions = account(events, 1e-5, second_opinions=True).figures[4:]
     found = [(second.accountant, second.epsilon, second.replacing) for second in opinions]
     assert found == [("nothing", 0.0, 0.0), ("sum", 3 / 8, 3 / 2)]

@@ -78,7 +78,7 @@ def test_unknown_options_and_missing_modes_are_refused_and_missing_code_lists_wa
         DPFact(())
     make(privacy="patient")
     assert "vocabulary" not in caplog.text
-    make(privacy="".join("patient"), vocabulary="")  # not the string that the package has
+    make(privacy="patient", vocabulary="")
     assert "vocabulary: not given" in caplog.text
 
 

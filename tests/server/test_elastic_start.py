@@ -19,9 +19,7 @@ from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
 
-# Settings from a file are other objects than the package's literals, as these are.
-NONE, PAPER = (PrivacySettings(privacy="".join(letters)) for letters in ("none", "paper"))
-PAIRS = "".join("cooccurrence")
+NONE, PAPER = PrivacySettings(privacy="none"), PrivacySettings(privacy="paper")
 SIZES, NAMES = (20, 30), ["site-1", "site-2"]
 
 
@@ -136,16 +134,16 @@ def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
     assert rule.reply_shapes(1) == [(20, 4), (30, 4)]
     assert len(rule.anchors(1)) == 2
     with pytest.raises(SettingsError, match="needs start 'random'"):
-        OwnUpdate(SIZES, solver, NONE, RunSettings(start=PAIRS))
+        OwnUpdate(SIZES, solver, NONE, RunSettings(start="cooccurrence"))
     with pytest.raises(SettingsError, match="'patient', which has its own rule"):
-        ElasticRule(SIZES, solver, PrivacySettings(privacy="".join("patient")), RunSettings())
+        ElasticRule(SIZES, solver, PrivacySettings(), RunSettings())
 
 
 @pytest.mark.parametrize(
     ("sizes", "privacy", "run", "wanted"),
     [(SIZES, NONE, {}, True), (SIZES, NONE, {"start": "random"}, False),
      (SIZES, NONE, {"rounds": 1}, False), (SIZES, PAPER, {}, False),
-     (SIZES, NONE, {"start": PAIRS}, True), (SIZES, NONE, {"start": "".join("auto")}, True),
+     (SIZES, NONE, {"start": "cooccurrence"}, True), (SIZES, NONE, {"start": "auto"}, True),
      ((2000, 2000), NONE, {}, True), ((2000, 2001), NONE, {}, True),
      ((2000, 2001), NONE, {"rounds": 1}, False),
      ((2000, 2001), NONE, {"rounds": 2}, False), ((2000, 2001), NONE, {"rounds": 3}, True)],

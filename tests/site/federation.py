@@ -59,7 +59,7 @@ def make_request(sizes=SIZES, solver=SOLVER, **changes) -> RoundRequest:
     """A request without noise, of a run of nine rounds."""
     request = RoundRequest(
         job="job", round=1, rounds=9, seed=0, solver=solver, vocabulary="", rule="elastic",
-        privacy=PrivacySettings.from_config({"privacy": "".join("none")}),  # new, as if received
+        privacy=PrivacySettings(privacy="none"),
         anchors=initial_factors(sizes, solver.rank, 0),
     )  # fmt: skip
     return replace(request, **changes)

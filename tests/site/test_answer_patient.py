@@ -159,11 +159,11 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     source.read_by_now = False
     other = make_server(data, job="another").request(1)
     asked = (server.request(4), "the server asks for 1 more;"), (other, "this run needs 5 more;")
-    for most, (request, needs) in product((2, 3), asked):
+    for most, (request, so) in product((2, 3), asked):
         client = make_client(source, tmp_path, max_rounds=most, max_epsilon=100.0)
         code, log = refusal(client, request, caplog)
         assert code == "privacy-refused"
-        assert f"is {most}; this site has answered 3 rounds in all jobs, and {needs}" in log
+        assert f"max-rounds is {most}; this site has answered 3 rounds in all jobs, and {so}" in log
     assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat does not count
     assert not source.read_by_now
     go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)

@@ -480,7 +480,7 @@ def test_a_job_closed_by_the_hospital_does_not_tell_whether_the_data_changed(wor
 
 
 @pytest.mark.parametrize("tag", ["", "x"])
-def test_a_full_disk_does_not_open_a_job_whose_data_changed(world, monkeypatch, caplog, tag):
+def test_a_full_disk_does_not_open_a_job_whose_tag_changed(world, monkeypatch, caplog, tag):
     world.go_to(2)
     monkeypatch.setattr(answer, "keyed_hash", lambda *_: tag)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", FULL)

@@ -193,7 +193,7 @@ def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
             finite += np.isfinite(ridge).sum()
     assert finite
     for left, much in ((0, 0), (0, 1), (1, 1)):  # the other columns pad the rank
-        factors = (np.where(np.arange(4) < left, request.anchors[0], 0), *request.anchors[1:])
+        factors = tuple(np.where(np.arange(4) < left, each, 0) for each in request.anchors)
         used = np.array([9.0, 1.0, -4.0, 0.0]) * much, np.ones(4)
         ridge = ridge_of(replace(request, anchors=factors), used)
         assert ridge[1:].tolist() == [np.inf] * 3

@@ -217,7 +217,7 @@ def test_the_clock_runs_from_the_door(cohort_folder, tmp_path, clock, monkeypatc
     config = node(cohort_folder, tmp_path)
     assert not send(config, records.ask(*requests()[1].to_wire())).has_error()
     assert clock.now == 1010.0
-    client = client_app.client_for(Context(1, 1, config, RecordDict(), {}))  # a client_fn's
+    client = client_app.client_for(Context(1, 1, config, RecordDict(), {}))  # as client_fn gets
     assert ask(client, requests()[2]) == "answered"
     assert clock.now == 1020.0
 

@@ -78,7 +78,7 @@ def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store, monk
         store.keep_only(2)
         assert names(store.folder) == {name_of(2), NOTICE, "history.jsonl"}
         assert_equal(store.load(), make_state(2))
-    monkeypatch.setattr(Path, "glob", lambda *_: [Path("gone")])  # by another process
+    monkeypatch.setattr(Path, "glob", lambda *_: [store.folder / "gone"])  # by another process
     store.keep_only(2)
     store.forget_secrets()
 

@@ -157,9 +157,8 @@ class Ledger:
         problems: list[str] = []
         try:
             with self._transaction("DEFERRED") as connection:
-                query = "SELECT * FROM pragma_integrity_check WHERE integrity_check != 'ok'"
-                lines = connection.execute(query)
-                problems += [f"SQLite's integrity check: {line}" for (line,) in lines]
+                lines = [line for (line,) in connection.execute("PRAGMA integrity_check")]
+                problems += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
                 rows, damage = self._read(connection)
                 problems += damage
                 for row in rows:

@@ -172,6 +172,7 @@ def _summed(
     np.cumsum(np.bincount(tensor.indices[:, 0], minlength=tensor.n_patients), out=starts[1:])
     threads = sum_threads(size)
     cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
+    cuts[-1] = tensor.n_patients  # the last patients may have no cells
 
     def part(number: int) -> NDArray[np.int64]:
         total = np.zeros(size, np.int64)

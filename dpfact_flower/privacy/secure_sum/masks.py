@@ -72,7 +72,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
         for key, operation in operations
     ]
     zeros = memoryview(bytes(8 * _BLOCK))
-    buffer = bytearray(zeros)
+    buffer = bytearray(len(zeros))
     keystream = np.frombuffer(buffer, "<u8")
     for start in range(0, len(words), _BLOCK):
         block = words[start : start + _BLOCK]
@@ -92,7 +92,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
     total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
         # Each 8-byte word includes bytes of later words, which `signed` removes from the sum.
-        total += np.ndarray(len(total), "<u8", vector + bytes(8), strides=(width,))
+        total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     # The missing bits of each word were uniformly distributed, because the word was masked.
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 

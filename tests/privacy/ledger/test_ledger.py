@@ -276,9 +276,9 @@ def test_a_commit_survives_power_loss_except_in_simulation(folder, durable, sync
 def test_what_others_own_is_only_read_and_what_they_can_change_is_refused(
     ledger, folder, name, monkeypatch
 ):
-    (folder / f"{LEDGER}-journal").touch()
+    (folder / f"{LEDGER}-journal").touch(0o600)
     with monkeypatch.context() as patch:
-        made_foreign(folder / name, "owner", patch)
+        made_foreign(folder / name, "owner", patch)  # and so is every other path
         with Ledger(folder, create=False) as theirs:
             assert theirs.rows() == ()
             with pytest.raises(StateError, match="belongs to user"):
@@ -349,8 +349,8 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(folder, damage, says
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
-    with Ledger(folder, create=True, durable=False) as ledger:
-        for number in range(1, 259):
+    with Ledger(folder, create=True, durable=share < 0.5) as ledger:
+        for number in range(1, 259):  # Python has one object for each number up to 256
             charge(ledger, round_number=number)
     cut(share)(folder / LEDGER)
 

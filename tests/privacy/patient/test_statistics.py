@@ -317,4 +317,4 @@ def test_what_does_not_fit_is_refused(sizes, bound, error, text, monkeypatch):
     monkeypatch.setattr(statistics, "MAX_PATIENTS", 12)
     code_counts(cells, sigma=1.0)
     with pytest.raises(DataError, match="more than 12 patients"):
-        code_counts(as_tensor(counts((5, 6), patients=14)), sigma=1.0)
+        code_counts(as_tensor(counts((5, 6), patients=13)), sigma=1.0)
