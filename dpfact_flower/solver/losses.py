@@ -27,7 +27,7 @@ class Loss:
     value: CellFunction
     """The function f, which takes two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm of two numbers, as numba can compile. It must not be huge at (0, 0)."""
+    """The derivative df/dm of two numbers. Numba compiles it. It must not be huge at (0, 0)."""
     nothing: Callable[[float], float]
     """Function that returns the value of a trivial constant model, given the mean of the data."""
     counts: bool = True
